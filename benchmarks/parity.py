@@ -1,0 +1,220 @@
+"""Compare logits and greedy tokens with transformers, from the same weights, in float32.
+
+    python benchmarks/parity.py [--quick] [--threads N] [--out benchmarks/results/]
+
+Two tables. Errors: the largest difference of float32 logits from a float64 run, for prompts of 1, 17 and 512 tokens
+and 8 steps of decoding, ours and transformers', and their ratio (at most 1.5). The float64 run is transformers'
+model in float64 with the norms computed in float64 too; beside it, the ratio against its plain ``.double()``, whose
+norms stay in float32. Tokens: how many of 64 greedy steps on 5 prompts agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import inspect
+import json
+import logging
+import os
+import platform
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+
+import opdock
+from opdock.nn.generation import generate, load_model
+from opdock.nn.models.resolve import resolve_model
+
+PROMPTS, DECODE, STEPS, LIMIT = (1, 17, 512), 8, 64, 1.5
+TEXTS = (
+    "Once upon a time",
+    "The capital of France is",
+    "def fibonacci(n):",
+    "In 1969, the first people walked on",
+    "Ingredients: flour, sugar, butter.",
+)
+_COMMON = {
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.08,
+}
+RANDOM = {
+    "Llama": {"tie_word_embeddings": False},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Qwen3": {"head_dim": 64, "tie_word_embeddings": False},
+}
+
+
+def random_models(folder: Path) -> Iterator[tuple[str, Path, Any]]:
+    """Yield (name, folder, transformers' model) with random weights, saved to disk."""
+    for family, changes in RANDOM.items():
+        torch.manual_seed(1)
+        settings = getattr(transformers, f"{family}Config")(**{**_COMMON, **changes})
+        model = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight") or name.endswith(".bias"):
+                torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
+        where = folder / family
+        model.save_pretrained(where)
+        _write_tokenizer(where, settings.vocab_size)
+        yield f"{family}, random weights", where, model
+
+
+def _write_tokenizer(folder: Path, size: int) -> None:
+    import tokenizers
+
+    vocab = {f"<{i}>": i for i in range(size)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<0>")).save(str(folder / "tokenizer.json"))
+
+
+def exact(model: Any) -> Any:
+    """Return the model in float64, its norms too."""
+
+    def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    double = copy.deepcopy(model).double()
+    for module in double.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(norm, module)
+    return double
+
+
+def our_logits(model: Any, tokens: list[int], prompt: int) -> torch.Tensor:
+    """Return the logits at every position: the prompt in one step, the rest token by token."""
+    cache, ids, positions = model.new_cache(len(tokens)), torch.tensor(tokens), torch.arange(len(tokens))
+    hidden = [model(ids[:prompt], positions[:prompt], cache)]
+    hidden += [model(ids[i : i + 1], positions[i : i + 1], cache) for i in range(prompt, len(tokens))]
+    logits: torch.Tensor = model.compute_logits(torch.cat(hidden)).double()
+    return logits
+
+
+def their_logits(model: Any, tokens: list[int], prompt: int) -> torch.Tensor:
+    """Return the same from transformers."""
+    ids = torch.tensor([tokens])
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    step = model(ids[:, :prompt], use_cache=True)
+    logits = [step.logits[0]]
+    for i in range(prompt, len(tokens)):
+        step = model(ids[:, i : i + 1], **{name: step[name]}, use_cache=True)
+        logits.append(step.logits[0])
+    return torch.cat(logits).double()
+
+
+def errors(name: str, ours: Any, theirs: Any, prompts: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """Yield one row for each prompt length."""
+    doubles = {"exact": exact(theirs), "plain": copy.deepcopy(theirs).double()}
+    for prompt in prompts:
+        made = torch.Generator().manual_seed(prompt)
+        tokens = torch.randint(3, theirs.config.vocab_size, (prompt + DECODE,), generator=made).tolist()
+        row: dict[str, Any] = {"model": name, "prompt": prompt}
+        mine, other = our_logits(ours, tokens, prompt), their_logits(theirs, tokens, prompt)
+        for label, double in doubles.items():
+            reference = their_logits(double, tokens, len(tokens))
+            mine_error, other_error = (mine - reference).abs().max(), (other - reference).abs().max()
+            if label == "exact":
+                row |= {"ours": float(mine_error), "transformers": float(other_error)}
+            row["ratio" if label == "exact" else "ratio_plain"] = float(mine_error / other_error)
+        yield row
+
+
+def greedy(name: str, ours: Any, theirs: Any, prompts: list[list[int]], steps: int) -> Iterator[dict[str, Any]]:
+    """Yield one row for each prompt: how many tokens agree before the first that differs."""
+    for tokens in prompts:
+        found = list(generate(ours, tokens, max_tokens=steps))
+        ids = torch.tensor([tokens])
+        out = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=steps,
+            eos_token_id=theirs.config.vocab_size,  # never comes
+            pad_token_id=0,
+        )
+        expected = out[0, len(tokens) :].tolist()
+        same = next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), steps)
+        yield {"model": name, "prompt": len(tokens), "agree": same, "of": steps}
+
+
+def _models(folder: Path) -> Iterator[tuple[str, Any, Any, list[list[int]]]]:
+    for name, where, theirs in random_models(folder):
+        made = torch.Generator().manual_seed(7)
+        prompts = [torch.randint(3, 4096, (4 + 5 * i,), generator=made).tolist() for i in range(5)]
+        yield name, load_model(where, dtype=torch.float32).model, theirs, prompts
+    path = resolve_model("smollm2")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
+    loaded = load_model(path, dtype=torch.float32)
+    yield "SmolLM2-135M, GGUF", loaded.model, theirs, [loaded.tokenizer.encode(text) for text in TEXTS]
+
+
+def main() -> int:
+    """Run the comparison; exit status 1 if a limit is missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="prompts of 1 and 17 tokens, 16 greedy steps")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, help="folder for parity.json")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+    prompts, steps = (PROMPTS[:2], 16) if given.quick else (PROMPTS, STEPS)
+    error_rows: list[dict[str, Any]] = []
+    token_rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, opdock.set_current_config(), torch.inference_mode():
+        for name, ours, theirs, texts in _models(Path(folder)):
+            error_rows += errors(name, ours, theirs, prompts)
+            token_rows += greedy(name, ours, theirs, texts, steps)
+    _print(error_rows, token_rows)
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        result = {**_circumstances(given.threads), "errors": error_rows, "tokens": token_rows}
+        (given.out / "parity.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    worst = max(max(row["ratio"], row["ratio_plain"]) for row in error_rows)
+    missed = [row for row in token_rows if row["agree"] < row["of"]]
+    print(f"\nlargest ratio {worst:.2f} (limit {LIMIT}); {len(token_rows) - len(missed)} of {len(token_rows)} texts equal")
+    return int(worst > LIMIT or bool(missed))
+
+
+def _print(error_rows: list[dict[str, Any]], token_rows: list[dict[str, Any]]) -> None:
+    print(f"{'model':24} {'prompt':>6} {'ours':>10} {'transf.':>10} {'ratio':>6} {'plain':>6}")
+    for row in error_rows:
+        print(
+            f"{row['model']:24} {row['prompt']:6} {row['ours']:10.2e} {row['transformers']:10.2e} "
+            f"{row['ratio']:6.2f} {row['ratio_plain']:6.2f}"
+        )
+    print(f"\n{'model':24} {'prompt':>6} {'greedy tokens that agree':>24}")
+    for row in token_rows:
+        print(f"{row['model']:24} {row['prompt']:6} {row['agree']:18} of {row['of']}")
+
+
+def _circumstances(threads: int) -> dict[str, Any]:
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {threads} threads",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "command": "python benchmarks/parity.py " + " ".join(sys.argv[1:]),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,4 @@
+"""The model side: layers that platforms replace, decoders, checkpoints and generation.
+
+The host imports nothing of it.
+"""

@@ -1,0 +1,217 @@
+"""Linear layers under the names that vendors replace, for one rank.
+
+The names say how several ranks would split the weight; with one rank nothing is split. A layer that joins
+several matrices of a checkpoint takes them one by one: ``weight_loader(param, loaded_weight, shard_id)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from opdock.errors import CheckpointError, ConfigError
+from opdock.registry import PluggableLayer
+
+LinearOutput: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
+
+
+class LinearBase(PluggableLayer):
+    """y = x @ weight.T + bias; the base of every linear layer.
+
+    Shapes: x (..., input_size); weight (output_size, input_size); bias (output_size,); y (..., output_size).
+
+    Args:
+        input_size: length of a row of x.
+        output_size: length of a row of y.
+        bias: whether there is a bias.
+        skip_bias_add: return the bias beside y and do not add it, for an op that adds it later.
+        params_dtype: of the weight and bias; None takes torch's default.
+        prefix: the layer's path in its model.
+        return_bias: return (y, bias to add or None); False returns y alone.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        skip_bias_add: bool = False,
+        params_dtype: torch.dtype | None = None,
+        prefix: str = "",
+        *,
+        return_bias: bool = True,
+    ) -> None:
+        """Allocate weight and bias, uninitialised."""
+        super().__init__()
+        self.input_size = input_size
+        self.output_size = output_size
+        self.skip_bias_add = skip_bias_add
+        self.params_dtype = params_dtype or torch.get_default_dtype()
+        self.prefix = prefix
+        self.return_bias = return_bias
+        self.weight = nn.Parameter(
+            torch.empty(output_size, input_size, dtype=self.params_dtype), requires_grad=False
+        )
+        self.register_parameter("bias", _bias(output_size, self.params_dtype) if bias else None)
+
+    def forward(self, x: torch.Tensor) -> LinearOutput:
+        """Return y, or (y, bias left to add)."""
+        parameters = self._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        if self.skip_bias_add:
+            y = F.linear(x, weight)  # type: ignore[arg-type]
+            return (y, bias) if self.return_bias else y
+        y = F.linear(x, weight, bias)  # type: ignore[arg-type]
+        return (y, None) if self.return_bias else y
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
+        """Copy a checkpoint's tensor into ``param``.
+
+        Raises: CheckpointError if the shapes differ.
+        """
+        copy_checked(param.data, loaded_weight, self.prefix)
+
+    def extra_repr(self) -> str:
+        """Return what repr shows."""
+        return f"input_size={self.input_size}, output_size={self.output_size}, bias={self.bias is not None}"
+
+
+def _bias(size: int, dtype: torch.dtype | None) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+
+
+def copy_checked(target: torch.Tensor, source: torch.Tensor, where: str) -> None:
+    """Copy ``source`` into ``target``; CheckpointError if their shapes differ."""
+    if target.shape != source.shape:
+        raise CheckpointError(
+            f"A tensor does not fit {where or 'its parameter'}.",
+            why=[f"parameter   {tuple(target.shape)}", f"checkpoint  {tuple(source.shape)}"],
+            remedy="use the config.json that belongs to these weights.",
+        )
+    target.copy_(source)
+
+
+@PluggableLayer.register("replicated_linear")
+class ReplicatedLinear(LinearBase):
+    """A linear layer whose weight every rank holds whole; see LinearBase."""
+
+
+@PluggableLayer.register("column_parallel_linear")
+class ColumnParallelLinear(LinearBase):
+    """A linear layer whose output rows several ranks would share; see LinearBase."""
+
+
+@PluggableLayer.register("row_parallel_linear")
+class RowParallelLinear(LinearBase):
+    """A linear layer whose input columns several ranks would share; see LinearBase."""
+
+
+class _JoinedLinear(ColumnParallelLinear):
+    """Several matrices with one input, stacked along the output."""
+
+    def _offsets(self) -> dict[str | int, tuple[int, int]]:
+        """Return shard id to (first row, number of rows)."""
+        raise NotImplementedError
+
+    def weight_loader(
+        self, param: nn.Parameter, loaded_weight: torch.Tensor, loaded_shard_id: str | int | None = None
+    ) -> None:
+        """Copy one of the joined matrices, or with no shard id all of them, into its rows of ``param``.
+
+        Raises: CheckpointError for another shard id or shape.
+        """
+        if loaded_shard_id is None:
+            super().weight_loader(param, loaded_weight)
+            return
+        offsets = self._offsets()
+        if loaded_shard_id not in offsets:
+            raise CheckpointError(
+                f"{self.prefix or type(self).__name__} has no shard {loaded_shard_id!r}.",
+                remedy=f"use one of {', '.join(map(repr, offsets))}.",
+            )
+        first, rows = offsets[loaded_shard_id]
+        copy_checked(param.data.narrow(0, first, rows), loaded_weight, f"{self.prefix} shard {loaded_shard_id!r}")
+
+
+@PluggableLayer.register("merged_column_parallel_linear")
+class MergedColumnParallelLinear(_JoinedLinear):
+    """Several linear layers with one input; shard ids are 0, 1, ... in the order of ``output_sizes``.
+
+    Args:
+        input_size: length of a row of x.
+        output_sizes: length of each part of a row of y.
+        bias, skip_bias_add, params_dtype, prefix, return_bias: see LinearBase.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_sizes: Sequence[int],
+        bias: bool = True,
+        skip_bias_add: bool = False,
+        params_dtype: torch.dtype | None = None,
+        prefix: str = "",
+        *,
+        return_bias: bool = True,
+    ) -> None:
+        """Allocate the joined weight."""
+        self.output_sizes = list(output_sizes)
+        super().__init__(
+            input_size, sum(output_sizes), bias, skip_bias_add, params_dtype, prefix, return_bias=return_bias
+        )
+
+    def _offsets(self) -> dict[str | int, tuple[int, int]]:
+        sizes = self.output_sizes
+        return {i: (sum(sizes[:i]), size) for i, size in enumerate(sizes)}
+
+
+@PluggableLayer.register("qkv_parallel_linear")
+class QKVParallelLinear(_JoinedLinear):
+    """Query, key and value of an attention in one matrix; shard ids are "q", "k" and "v".
+
+    Args:
+        hidden_size: length of a row of x.
+        head_size: length of a head.
+        total_num_heads: number of query heads.
+        total_num_kv_heads: number of key and value heads, a divisor of it; None: as many.
+        bias, skip_bias_add, params_dtype, prefix, return_bias: see LinearBase.
+
+    Raises: ConfigError if the numbers of heads do not divide.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        head_size: int,
+        total_num_heads: int,
+        total_num_kv_heads: int | None = None,
+        bias: bool = True,
+        skip_bias_add: bool = False,
+        params_dtype: torch.dtype | None = None,
+        prefix: str = "",
+        *,
+        return_bias: bool = True,
+    ) -> None:
+        """Allocate the joined weight."""
+        kv_heads = total_num_heads if total_num_kv_heads is None else total_num_kv_heads
+        if kv_heads < 1 or total_num_heads % kv_heads:
+            raise ConfigError(
+                f"{total_num_heads} query heads cannot share {kv_heads} key and value heads.",
+                remedy="use a number of key and value heads that divides the number of query heads.",
+            )
+        q_size, kv_size = total_num_heads * head_size, kv_heads * head_size
+        self.head_size = head_size
+        self.total_num_heads = total_num_heads
+        self.total_num_kv_heads = kv_heads
+        self.output_sizes = [q_size, kv_size, kv_size]
+        super().__init__(
+            hidden_size, q_size + 2 * kv_size, bias, skip_bias_add, params_dtype, prefix, return_bias=return_bias
+        )
+
+    def _offsets(self) -> dict[str | int, tuple[int, int]]:
+        q, k, v = self.output_sizes
+        return {"q": (0, q), "k": (q, k), "v": (q + k, v)}

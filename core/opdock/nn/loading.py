@@ -1,0 +1,114 @@
+"""From a path to a model that is ready to run. Everything that can be refused is refused before long work."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from opdock import context
+from opdock.errors import UnsupportedError, suggest
+from opdock.nn.models import architectures
+from opdock.nn.models.checkpoint import Progress, check_header, checkpoint_plan, load_weights
+from opdock.nn.models.config import ModelConfig
+from opdock.nn.models.loader_gguf import GGUFCheckpoint
+from opdock.nn.models.loader_hf import HFCheckpoint
+from opdock.nn.models.resolve import resolve_model
+from opdock.nn.models.tokenizer import Tokenizer, tokenizer_from_folder
+from opdock.nn.models.tokenizer_gguf import tokenizer_from_gguf
+
+if TYPE_CHECKING:
+    from opdock.nn.models.decoder import CausalDecoder
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, its tokenizer, its configuration and where they came from."""
+
+    model: CausalDecoder
+    tokenizer: Tokenizer
+    config: ModelConfig
+    path: Path
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model for the current platform; call it inside ``opdock.set_current_config()``.
+
+    Args:
+        path: what ``resolve_model`` takes.
+        dtype: of the weights and all computation, or its name; None takes the checkpoint's, and float32 for a
+            checkpoint that does not say (a GGUF file).
+        device: where the model runs; None takes the platform's.
+        progress: called with (numbers copied, numbers in all) after each tensor.
+
+    Raises: CheckpointError for missing, broken or unfitting files; UnsupportedError for a dtype that the platform
+        lacks, or a kind of model or tokenizer that is not known; OrderError outside ``set_current_config()``.
+    """
+    context.get_current_config()  # an OrderError comes first, not after the files are read
+    found = resolve_model(path)
+    checkpoint = HFCheckpoint(found) if found.is_dir() else GGUFCheckpoint(found)
+    config = checkpoint.config
+    chosen = choose_dtype(dtype, config.dtype)
+    plan = checkpoint_plan(config)
+    check_header(plan, checkpoint.shapes(), config, checkpoint.source)
+    if isinstance(checkpoint, GGUFCheckpoint):
+        tokenizer = tokenizer_from_gguf(checkpoint.metadata, checkpoint.source)
+    else:
+        tokenizer = tokenizer_from_folder(found)
+    where = torch.device(device if device is not None else context.platform().device_type)
+    model = build_model(config, chosen, where)
+    load_weights(model, plan, checkpoint, progress)
+    return LoadedModel(model, tokenizer, config, found)
+
+
+def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalDecoder:
+    """Return the model of a configuration, weights uninitialised, in ``dtype`` on ``device``."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            model = architectures.get(config.architecture).build(config)
+    finally:
+        torch.set_default_dtype(before)
+    return cast("CausalDecoder", model.eval())
+
+
+def choose_dtype(wanted: torch.dtype | str | None, stored: str | None) -> torch.dtype:
+    """Return the dtype to run in.
+
+    Args:
+        wanted: by the caller, or None.
+        stored: the checkpoint's, by name, or None.
+
+    Raises: UnsupportedError for an unknown dtype or one that the platform lacks.
+    """
+    asked = wanted if wanted is not None else stored or "float32"
+    if isinstance(asked, str) and asked not in DTYPES:
+        raise UnsupportedError(f"No model runs in dtype {asked!r}.", remedy=suggest(asked, DTYPES))
+    dtype = DTYPES[asked] if isinstance(asked, str) else asked
+    platform = context.platform()
+    supported = platform.supported_dtypes
+    if dtype not in supported and dtype != torch.float64:
+        names = [str(d).removeprefix("torch.") for d in supported]
+        raise UnsupportedError(
+            f"The platform {platform.device_name!r} does not run {str(dtype).removeprefix('torch.')}.",
+            why=f"It runs {', '.join(names)}." + ("" if wanted is not None else " The checkpoint is stored so."),
+            remedy=f"opdock generate MODEL --dtype {names[0]}",
+        )
+    return dtype

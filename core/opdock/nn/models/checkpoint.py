@@ -1,0 +1,167 @@
+"""What a checkpoint must hold for a configuration, and the way from its tensors into the model.
+
+Names and shapes are compared from the files' headers alone, before anything large is read or allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import nn
+
+from opdock.errors import CheckpointError
+from opdock.nn.layers.linear import copy_checked
+from opdock.nn.models.config import ModelConfig
+
+Progress: TypeAlias = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a tensor of a checkpoint goes.
+
+    Args:
+        param: name of the model's parameter.
+        shape: that the tensor must have.
+        shard: which of the joined matrices it is, or None for the whole parameter.
+    """
+
+    param: str
+    shape: tuple[int, ...]
+    shard: str | int | None = None
+
+
+class Checkpoint(Protocol):
+    """An open checkpoint: its configuration, its header, and its tensors one by one.
+
+    ``shapes`` and ``read`` use the names of Hugging Face checkpoints.
+    """
+
+    config: ModelConfig
+    source: str
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return name to shape, from the header."""
+        ...
+
+    def read(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor once; a tensor may be a view of mapped memory."""
+        ...
+
+
+def checkpoint_plan(config: ModelConfig) -> dict[str, Target]:
+    """Return the tensors that a decoder's checkpoint must hold: name to target."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_heads * dim, config.num_kv_heads * dim
+    plan = {
+        "model.embed_tokens.weight": Target("model.embed_tokens.weight", (config.vocab_size, hidden)),
+        "model.norm.weight": Target("model.norm.weight", (hidden,)),
+    }
+    if not config.tie_word_embeddings:
+        plan["lm_head.weight"] = Target("lm_head.weight", (config.vocab_size, hidden))
+    linears: tuple[tuple[str, str, str | int | None, int, int, bool], ...] = (
+        ("self_attn.q_proj", "self_attn.qkv_proj", "q", q, hidden, config.qkv_bias),
+        ("self_attn.k_proj", "self_attn.qkv_proj", "k", kv, hidden, config.qkv_bias),
+        ("self_attn.v_proj", "self_attn.qkv_proj", "v", kv, hidden, config.qkv_bias),
+        ("self_attn.o_proj", "self_attn.o_proj", None, hidden, q, config.o_bias),
+        ("mlp.gate_proj", "mlp.gate_up_proj", 0, inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", "mlp.gate_up_proj", 1, inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", "mlp.down_proj", None, hidden, inner, config.mlp_bias),
+    )
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if config.qk_norm:
+        norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
+    for i in range(config.num_layers):
+        at = f"model.layers.{i}."
+        for name, param, shard, rows, columns, bias in linears:
+            plan[f"{at}{name}.weight"] = Target(f"{at}{param}.weight", (rows, columns), shard)
+            if bias:
+                plan[f"{at}{name}.bias"] = Target(f"{at}{param}.bias", (rows,), shard)
+        for name, size in norms.items():
+            plan[f"{at}{name}.weight"] = Target(f"{at}{name}.weight", (size,))
+    return plan
+
+
+def ignorable(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor that the plan lacks is known to be computed or shared, not loaded."""
+    tied = name == "lm_head.weight" and config.tie_word_embeddings
+    return tied or name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
+
+
+def check_header(
+    plan: Mapping[str, Target], shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, source: str
+) -> None:
+    """Raise one CheckpointError that lists every missing, unexpected and mis-shaped tensor."""
+    missing = sorted(plan.keys() - shapes.keys())
+    unexpected = sorted(n for n in shapes.keys() - plan.keys() if not ignorable(n, config))
+    misshapen = [
+        f"{name}: {tuple(shapes[name])} in the file, {plan[name].shape} by the configuration"
+        for name in plan
+        if name in shapes and tuple(shapes[name]) != plan[name].shape
+    ]
+    why = [*_some("missing", missing), *_some("unexpected", unexpected), *_some("of another shape", misshapen)]
+    if why:
+        raise CheckpointError(
+            "The checkpoint does not fit its configuration.",
+            who=source,
+            why=why,
+            remedy="download the checkpoint again; a file is missing, or belongs to another model.",
+        )
+
+
+def _some(label: str, names: list[str], limit: int = 4) -> list[str]:
+    if not names:
+        return []
+    more = [f"  and {len(names) - limit} more"] if len(names) > limit else []
+    return [f"{len(names)} {label}:", *(f"  {name}" for name in names[:limit]), *more]
+
+
+def load_weights(
+    model: nn.Module, plan: Mapping[str, Target], checkpoint: Checkpoint, progress: Progress | None = None
+) -> None:
+    """Copy the checkpoint's tensors into the model, one by one.
+
+    Args:
+        model: with uninitialised parameters.
+        plan: from ``checkpoint_plan``; its header is checked already.
+        checkpoint: open.
+        progress: called with (numbers copied, numbers in all) after each tensor.
+    """
+    params = dict(model.named_parameters(remove_duplicate=False))
+    total = sum(_numel(target.shape) for target in plan.values())
+    done = 0
+    for name, tensor in checkpoint.read():
+        target = plan.get(name)
+        if target is None:
+            continue
+        if target.param not in params:
+            raise CheckpointError(
+                f"The model has no parameter {target.param!r} for the tensor {name!r}.",
+                who=checkpoint.source,
+                remedy="a replaced layer must keep the parameters' names, or bring a weight_loader of its own.",
+            )
+        _copy(model, params[target.param], target, tensor)
+        done += _numel(target.shape)
+        if progress is not None:
+            progress(done, total)
+
+
+def _copy(model: nn.Module, param: nn.Parameter, target: Target, tensor: torch.Tensor) -> None:
+    owner = model.get_submodule(target.param.rpartition(".")[0])
+    loader = getattr(param, "weight_loader", None) or getattr(owner, "weight_loader", None)
+    if loader is None:
+        copy_checked(param.data, tensor, target.param)
+    elif target.shard is None:
+        loader(param, tensor)
+    else:
+        loader(param, tensor, target.shard)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,85 @@
+"""What served each op during a run: classes and methods of layers, providers of IR ops, and how often.
+
+Counting costs; it is on only inside ``recording``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from opdock import ir
+from opdock.registry import CustomOp, OpClass
+
+
+@dataclass(frozen=True, order=True)
+class Row:
+    """One line of the report.
+
+    Args:
+        level: ``layer`` for an op class, ``ir`` for an IR op.
+        op: registered name.
+        served_by: qualified name of the class that ran, or the name of the provider.
+        method: the method that a CustomOp bound, ``forward`` for other layers, "" for an IR op.
+        calls: number of calls.
+    """
+
+    level: Literal["layer", "ir"]
+    op: str
+    served_by: str
+    method: str
+    calls: int
+
+
+class Recording:
+    """The counts of one ``recording`` block; still readable after it."""
+
+    def __init__(self, providers: Counter[tuple[str, str]]) -> None:
+        """Start with no layer called."""
+        self.layers: Counter[tuple[str, str, str]] = Counter()
+        self.providers = providers
+
+    def rows(self) -> list[Row]:
+        """Return one row for each op and what served it: layers first, then IR ops, by name."""
+        layers = [Row("layer", *key, calls) for key, calls in self.layers.items()]
+        providers = [Row("ir", op, name, "", calls) for (op, name), calls in self.providers.items()]
+        return sorted(layers) + sorted(providers)
+
+
+@contextlib.contextmanager
+def recording(model: nn.Module) -> Iterator[Recording]:
+    """Count, while the block runs, the calls of the model's op classes and of every IR op.
+
+    Args:
+        model: its op classes are counted through forward hooks, so only calls of the module itself count.
+    """
+    handles = []
+    with ir.counting() as providers:
+        record = Recording(providers)
+        try:
+            for module in model.modules():
+                if isinstance(module, OpClass):
+                    handles.append(module.register_forward_pre_hook(_counter(record.layers, describe(module))))
+            yield record
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def describe(module: OpClass) -> tuple[str, str, str]:
+    """Return (op name, class, method) of a built op class."""
+    cls = type(module)
+    method = module.__dict__["_bound"][0] if isinstance(module, CustomOp) else "forward"
+    return getattr(module, "name", cls.__name__), f"{cls.__module__}.{cls.__qualname__}", method
+
+
+def _counter(counts: Counter[tuple[str, str, str]], key: tuple[str, str, str]) -> Any:
+    def count(module: nn.Module, args: object) -> None:
+        counts[key] += 1
+
+    return count
