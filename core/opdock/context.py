@@ -58,3 +58,18 @@ def platform() -> Platform:
         return config.platform
     found: Platform = import_module(_RESOLVER).resolve()
     return found
+
+
+_phases_done: set[str] = set()
+
+
+def mark_kernels_loaded(*, loaded: bool = True) -> None:
+    """Record that ``import_kernels`` has run; for the activation of the platform alone."""
+    _phases_done.clear()
+    if loaded:
+        _phases_done.add("import_kernels")
+
+
+def kernels_loaded() -> bool:
+    """Return whether ``import_kernels`` of the active platform has run in this process."""
+    return bool(_phases_done)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from opdock import env, journal
+from opdock import context, env, journal
 from opdock.discovery import loading, metadata, selecting
 from opdock.errors import PlatformError, ReentryError
 from opdock.platforms import activation, general, hints, order, selection
@@ -252,6 +252,7 @@ def reset() -> None:
         for entry in reversed([e for e in journal.entries() if e.owner is not None]):
             entry.undo()
         _state = _State()
+        context.mark_kernels_loaded(loaded=False)
         general.forget()
         order.forget()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from opdock import env, journal
+from opdock import context, env, journal
 from opdock.discovery import hookspecs, loading, metadata
 from opdock.platforms import order
 from opdock.platforms.who_may_run import requirement_fault
@@ -120,6 +120,8 @@ def run_phases(manager: pluggy.PluginManager, owner: journal.Owner | None) -> No
                         impl.function()
                 else:
                     _run_optional(manager, impl, scopes.setdefault(name, []))
+        if phase == "import_kernels":
+            context.mark_kernels_loaded()
 
 
 def _run_optional(manager: pluggy.PluginManager, impl: Any, scope: list[journal.Registration]) -> None:

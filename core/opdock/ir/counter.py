@@ -1,0 +1,58 @@
+"""Counting which provider served each call; free while nobody counts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opdock.ir.op import IrOp
+
+_lock = threading.Lock()
+_counters: list[Counter[tuple[str, str]]] = []
+
+
+def active() -> bool:
+    """Return whether anybody counts."""
+    return bool(_counters)
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counter[tuple[str, str]]]:
+    """Count the eager calls of IR ops in every thread.
+
+    Yields: a counter by (op, provider).
+    """
+    counter: Counter[tuple[str, str]] = Counter()
+    with _lock:
+        _counters.append(counter)
+    _reinstall()
+    try:
+        yield counter
+    finally:
+        with _lock:
+            _counters[:] = [c for c in _counters if c is not counter]
+        _reinstall()
+
+
+def _reinstall() -> None:
+    from opdock.ir.op import IrOp
+
+    for op in IrOp.registry.values():
+        op._install()
+
+
+def counted_function(op: IrOp, kind: str) -> Callable[..., Any]:
+    """Return what stands for an op's plan while somebody counts."""
+
+    def counted(*args: Any) -> Any:
+        impl = op.dispatch(*args)
+        with _lock:
+            for counter in _counters:
+                counter[op.name, impl.provider] += 1
+        return (impl.func_impl_fn if kind == "call" else impl.impl_fn)(*args)
+
+    return counted
