@@ -1,0 +1,1 @@
+"""Finding plugins by their installed metadata, and loading the few that are wanted."""

@@ -1,0 +1,134 @@
+"""Asking one candidate in a child process, in bounded time, whatever its code does.
+
+A child is no sandbox: what the plugin does to files or services is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ChildReport:
+    """What a candidate did in a child.
+
+    Args:
+        status: activated, declined, failed, timeout, or exited (the process ended without an answer).
+        reason: in words.
+        seconds: how long it took.
+        imported: number of modules that asking it imported.
+        class_path: what it returned, when activated.
+    """
+
+    status: str
+    reason: str
+    seconds: float
+    imported: int = 0
+    class_path: str | None = None
+
+
+def probe_in_child(name: str, *, timeout: float, distribution: str | None = None) -> ChildReport:
+    """Ask the platform plugin ``name`` in a new process and return what it did within ``timeout`` seconds."""
+    read, write = os.pipe()  # the plugin's own output is not trusted to carry the answer
+    command = [sys.executable, "-m", "opdock.discovery.child", str(write), name, distribution or ""]
+    start = time.monotonic()
+    process = subprocess.Popen(  # noqa: S603 - our own module
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(write,),
+        start_new_session=True,
+    )
+    os.close(write)
+    answer, tail = bytearray(), bytearray()
+    readers = [
+        threading.Thread(target=_drain, args=(read, answer, 1 << 20), daemon=True),
+        threading.Thread(target=_drain, args=(process.stderr.fileno(), tail, 1 << 14), daemon=True),  # type: ignore[union-attr]
+    ]
+    for reader in readers:
+        reader.start()
+    readers[0].join(timeout)
+    timed_out = readers[0].is_alive() and not bytes(answer).endswith(b"\n")
+    if not timed_out:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    seconds = time.monotonic() - start
+    told = _parse(bytes(answer))
+    if told is not None:
+        return ChildReport(seconds=seconds, **told)
+    if timed_out:
+        return ChildReport("timeout", f"no answer within {timeout:g} s", seconds)
+    last = tail.decode("utf-8", "replace").strip().splitlines()
+    code = process.returncode
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return ChildReport("exited", f"the process ended with {how}" + (f": {last[-1]}" if last else ""), seconds)
+
+
+def _drain(descriptor: int, into: bytearray, most: int) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := os.read(descriptor, 1 << 16):
+            into += chunk
+            del into[:-most]
+            if most == 1 << 20 and into.endswith(b"\n"):
+                return
+
+
+def _parse(answer: bytes) -> dict[str, object] | None:
+    try:
+        told = json.loads(answer.decode().strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return told if isinstance(told, dict) and "status" in told else None
+
+
+def _ask(name: str, distribution: str) -> dict[str, object]:
+    """Ask the candidate in this process; the body of the child."""
+    from opdock.discovery import loading, metadata, selecting
+
+    before = len(sys.modules)
+    for candidate in metadata.scan().candidates_of(metadata.PLATFORM_GROUP):
+        if candidate.name == name and distribution in ("", candidate.dist.name):
+            break
+    else:
+        return {"status": "failed", "reason": f"no platform plugin is called {name!r}"}
+    reason = loading.locate(candidate)
+    if reason:
+        return {"status": "failed", "reason": reason}
+    try:
+        register = loading.load(candidate)
+        with selecting.asking() as answer:
+            path = register() if callable(register) else register
+        if path is None:
+            told = answer.reason or "register() returned None, no reason given"
+            return {"status": "declined", "reason": told, "imported": len(sys.modules) - before}
+        if not isinstance(path, str) or not path.strip():
+            return {"status": "failed", "reason": f"register() returned {path!r}, expected a class path or None"}
+        cls = loading.resolve_class(path, candidate)
+    except BaseException as err:  # noqa: BLE001 - whatever it raises is the answer
+        what = getattr(err, "what", None) or f"{type(err).__name__}: {err}"
+        return {"status": "failed", "reason": what, "imported": len(sys.modules) - before}
+    return _judge(path, cls, imported=len(sys.modules) - before)
+
+
+def _judge(path: str, cls: object, *, imported: int) -> dict[str, object]:
+    from opdock.platforms.hook_check import check_platform_class
+
+    fatal = [f.text for f in check_platform_class(cls) if f.fatal]
+    status = "failed" if fatal else "activated"
+    return {"status": status, "reason": "; ".join(fatal), "imported": imported, "class_path": path}
+
+
+if __name__ == "__main__":
+    descriptor, wanted, owner = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    sys.path[:1] = [p for p in sys.path[:1] if p not in ("", os.getcwd())]  # as the parent, not the current folder
+    result = json.dumps(_ask(wanted, owner)) + "\n"
+    os.write(descriptor, result.encode())
+    os._exit(0)
