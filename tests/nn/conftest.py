@@ -78,7 +78,7 @@ def _make(kind: str, folder: Path) -> Any:
     torch.manual_seed(len(kind))
     model = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
     for name, parameter in model.named_parameters():  # norms and biases start as ones and zeros
-        if name.endswith("norm.weight") or name.endswith(".bias"):
+        if name.endswith(("norm.weight", ".bias")):
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
     model.save_pretrained(folder)
     write_tokenizer(folder)

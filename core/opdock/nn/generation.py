@@ -15,7 +15,15 @@ from opdock.nn.sampling import SamplingParams, make_generator, sample
 if TYPE_CHECKING:
     from opdock.nn.models.decoder import CausalDecoder
 
-__all__ = ["FinishReason", "Generation", "LoadedModel", "SamplingParams", "generate", "load_model", "stream_text"]
+__all__ = [
+    "FinishReason",
+    "Generation",
+    "LoadedModel",
+    "SamplingParams",
+    "generate",
+    "load_model",
+    "stream_text",
+]
 
 FinishReason: TypeAlias = Literal["stop", "length", "context"]
 
@@ -96,8 +104,8 @@ def generate(
         max_tokens: the most tokens to make, at least 1; the model's context may end it earlier.
         stop_tokens: ids that end the text; they are not given out.
 
-    Raises: ConfigError before any work for an empty prompt, an id outside the vocabulary, a prompt that fills the
-        context, or max_tokens below 1.
+    Raises: ConfigError before any work for an empty prompt, an id outside the vocabulary, a prompt that fills
+        the context, or max_tokens below 1.
     """
     _check_prompt(tokens, model.config.vocab_size, model.config.max_position)
     if max_tokens < 1:
@@ -134,7 +142,8 @@ def stream_text(
     Args:
         loaded: model and tokenizer.
         tokens: ids of the prompt.
-        sampling, max_tokens: see ``generate``.
+        sampling: see ``generate``.
+        max_tokens: see ``generate``.
 
     Raises: ConfigError at the call, as ``generate``.
     """

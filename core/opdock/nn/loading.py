@@ -57,8 +57,9 @@ def load_model(
         device: where the model runs; None takes the platform's.
         progress: called with (numbers copied, numbers in all) after each tensor.
 
-    Raises: CheckpointError for missing, broken or unfitting files; UnsupportedError for a dtype that the platform
-        lacks, or a kind of model or tokenizer that is not known; OrderError outside ``set_current_config()``.
+    Raises: CheckpointError for missing, broken or unfitting files; UnsupportedError for a dtype that the
+        platform lacks, or a kind of model or tokenizer that is not known; OrderError outside
+        ``set_current_config()``.
     """
     context.get_current_config()  # an OrderError comes first, not after the files are read
     found = resolve_model(path)
@@ -108,7 +109,8 @@ def choose_dtype(wanted: torch.dtype | str | None, stored: str | None) -> torch.
         names = [str(d).removeprefix("torch.") for d in supported]
         raise UnsupportedError(
             f"The platform {platform.device_name!r} does not run {str(dtype).removeprefix('torch.')}.",
-            why=f"It runs {', '.join(names)}." + ("" if wanted is not None else " The checkpoint is stored so."),
+            why=f"It runs {', '.join(names)}."
+            + ("" if wanted is not None else " The checkpoint is stored so."),
             remedy=f"opdock generate MODEL --dtype {names[0]}",
         )
     return dtype

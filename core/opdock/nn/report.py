@@ -9,12 +9,13 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from opdock import ir
 from opdock.registry import CustomOp, OpClass
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, order=True)
@@ -58,17 +59,13 @@ def recording(model: nn.Module) -> Iterator[Recording]:
     Args:
         model: its op classes are counted through forward hooks, so only calls of the module itself count.
     """
-    handles = []
-    with ir.counting() as providers:
+    with ir.counting() as providers, contextlib.ExitStack() as undo:
         record = Recording(providers)
-        try:
-            for module in model.modules():
-                if isinstance(module, OpClass):
-                    handles.append(module.register_forward_pre_hook(_counter(record.layers, describe(module))))
-            yield record
-        finally:
-            for handle in handles:
-                handle.remove()
+        for module in model.modules():
+            if isinstance(module, OpClass):
+                hook = _counter(record.layers, describe(module))
+                undo.callback(module.register_forward_pre_hook(hook).remove)
+        yield record
 
 
 def describe(module: OpClass) -> tuple[str, str, str]:
@@ -79,7 +76,7 @@ def describe(module: OpClass) -> tuple[str, str, str]:
 
 
 def _counter(counts: Counter[tuple[str, str, str]], key: tuple[str, str, str]) -> Any:
-    def count(module: nn.Module, args: object) -> None:
+    def count(_module: nn.Module, _args: object) -> None:
         counts[key] += 1
 
     return count

@@ -12,7 +12,7 @@ from opdock.registry import PluggableLayer
 
 @PluggableLayer.register("attention")
 class Attention(PluggableLayer):
-    """softmax(scale * q @ k.T + causal mask) @ v for each head, groups of query heads sharing keys and values.
+    """softmax(scale * q @ k.T + causal mask) @ v for each head; groups of query heads share keys and values.
 
     Shapes: query (num_tokens, num_heads * head_size); key and value (num_tokens, num_kv_heads * head_size);
     num_tokens is batch * new positions, sequence by sequence; returns like query.
@@ -55,7 +55,7 @@ class Attention(PluggableLayer):
         if cache is not None:
             k, v = cache.append(k, v)
         if new == 1:
-            # the query heads of a group see the same keys: as rows of one matrix they need no mask and no copies
+            # query heads of a group see the same keys: as rows of one matrix they need no mask and no copies
             q = query.reshape(batch, self.num_kv_heads, self.group, self.head_size)
             out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
             return out.reshape(batch, self.num_heads * self.head_size)

@@ -52,7 +52,8 @@ class KVCache:
         """Raise UnsupportedError unless ``count`` more positions fit."""
         if self.length + count > self.max_len:
             raise UnsupportedError(
-                f"The cache holds {self.max_len} positions, {self.length} are filled and {count} more do not fit.",
+                f"The cache holds {self.max_len} positions.",
+                why=f"{self.length} are filled, and {count} more do not fit.",
                 remedy=f"allocate it with max_len={self.length + count} or more.",
             )
 
@@ -80,7 +81,8 @@ class LayerCache:
         """Write this step's keys and values, and return all of them up to and including this step.
 
         Args:
-            key, value: (batch, num_kv_heads, new positions, head_size).
+            key: (batch, num_kv_heads, new positions, head_size).
+            value: likewise.
 
         Returns: views, (batch, num_kv_heads, all positions, head_size).
         """

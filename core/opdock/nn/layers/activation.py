@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from opdock.errors import ConfigError, suggest
 from opdock.registry import CustomOp
+
+if TYPE_CHECKING:
+    import torch
 
 
 @CustomOp.register("silu_and_mul")
@@ -34,7 +35,8 @@ class GeluAndMul(CustomOp):
         super().__init__()
         if approximate not in ("none", "tanh"):
             raise ConfigError(
-                f"GeluAndMul has no approximation {approximate!r}.", remedy=suggest(approximate, ["none", "tanh"])
+                f"GeluAndMul has no approximation {approximate!r}.",
+                remedy=suggest(approximate, ["none", "tanh"]),
             )
         self.approximate = approximate
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import nn
 
 from opdock.registry import CustomOp
+
+_Both: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 @CustomOp.register("rms_norm")
@@ -43,17 +47,16 @@ class RMSNorm(CustomOp):
         else:
             self.__dict__["weight"] = weight  # neither parameter nor buffer: no checkpoint holds it
 
-    def forward_native(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def forward_native(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor | _Both:
         """Return the norm of x; with a residual, (norm of the sum, the sum)."""
         # Module.__getattr__ costs more than the whole dispatch of an op
         weight = self._parameters.get("weight")
+        eps, size = self.variance_epsilon, self.variance_size_override
         if residual is None:
-            return self.ir.rms_norm(x, weight, self.variance_epsilon, self.variance_size_override)  # type: ignore[no-any-return]
-        return self.ir.fused_add_rms_norm.maybe_inplace(  # type: ignore[no-any-return]
-            x, residual, weight, self.variance_epsilon, self.variance_size_override
-        )
+            out: torch.Tensor = self.ir.rms_norm(x, weight, eps, size)
+            return out
+        both: _Both = self.ir.fused_add_rms_norm.maybe_inplace(x, residual, weight, eps, size)
+        return both
 
     def extra_repr(self) -> str:
         """Return what repr shows."""
@@ -80,15 +83,16 @@ class GemmaRMSNorm(CustomOp):
         self.variance_epsilon = eps
         self.weight = nn.Parameter(torch.zeros(hidden_size, dtype=dtype), requires_grad=False)
 
-    def forward_native(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def forward_native(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor | _Both:
         """Return the norm of x; with a residual, (norm of the sum, the sum)."""
         weight = self.weight
         scale = weight.to(torch.promote_types(weight.dtype, torch.float32)) + 1.0
+        eps = self.variance_epsilon
         if residual is None:
-            return self.ir.rms_norm(x, scale, self.variance_epsilon)  # type: ignore[no-any-return]
-        return self.ir.fused_add_rms_norm.maybe_inplace(x, residual, scale, self.variance_epsilon)  # type: ignore[no-any-return]
+            out: torch.Tensor = self.ir.rms_norm(x, scale, eps)
+            return out
+        both: _Both = self.ir.fused_add_rms_norm.maybe_inplace(x, residual, scale, eps)
+        return both
 
     def extra_repr(self) -> str:
         """Return what repr shows."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from opdock.errors import CheckpointError, ConfigError
+from opdock.nn.layers.matmul import linear
 from opdock.registry import PluggableLayer
 
 LinearOutput: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
@@ -63,9 +63,9 @@ class LinearBase(PluggableLayer):
         parameters = self._parameters
         weight, bias = parameters["weight"], parameters["bias"]
         if self.skip_bias_add:
-            y = F.linear(x, weight)  # type: ignore[arg-type]
+            y = linear(x, weight)  # type: ignore[arg-type]
             return (y, bias) if self.return_bias else y
-        y = F.linear(x, weight, bias)  # type: ignore[arg-type]
+        y = linear(x, weight, bias)  # type: ignore[arg-type]
         return (y, None) if self.return_bias else y
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
@@ -134,7 +134,9 @@ class _JoinedLinear(ColumnParallelLinear):
                 remedy=f"use one of {', '.join(map(repr, offsets))}.",
             )
         first, rows = offsets[loaded_shard_id]
-        copy_checked(param.data.narrow(0, first, rows), loaded_weight, f"{self.prefix} shard {loaded_shard_id!r}")
+        copy_checked(
+            param.data.narrow(0, first, rows), loaded_weight, f"{self.prefix} shard {loaded_shard_id!r}"
+        )
 
 
 @PluggableLayer.register("merged_column_parallel_linear")
@@ -209,7 +211,13 @@ class QKVParallelLinear(_JoinedLinear):
         self.total_num_kv_heads = kv_heads
         self.output_sizes = [q_size, kv_size, kv_size]
         super().__init__(
-            hidden_size, q_size + 2 * kv_size, bias, skip_bias_add, params_dtype, prefix, return_bias=return_bias
+            hidden_size,
+            q_size + 2 * kv_size,
+            bias,
+            skip_bias_add,
+            params_dtype,
+            prefix,
+            return_bias=return_bias,
         )
 
     def _offsets(self) -> dict[str | int, tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Rotary position embedding, plain and with the scalings of longer contexts.
 
-The table of cosines and sines is computed in float32, in the order that the models were trained with, and then
-cast: its values belong to the model as its weights do, so a float64 run rotates by the same angles.
+The table of cosines and sines is computed in float32, in the order that the models were trained with, and
+then cast: its values belong to the model as its weights do, so a float64 run rotates by the same angles.
 """
 
 from __future__ import annotations
@@ -189,9 +189,13 @@ def get_rope(
     """Return the rotary embedding that a model's configuration asks for.
 
     Args:
-        head_size, rotary_dim, base, is_neox_style, dtype: see RotaryEmbedding.
+        head_size: length of a head.
+        rotary_dim: length of its rotated part.
         max_position: number of positions in the table.
+        base: of the geometric series of frequencies.
+        is_neox_style: which elements make a pair; see RotaryEmbedding.
         rope_scaling: ``rope_type`` and its numbers, under the names of a Hugging Face config.json.
+        dtype: of the table; None takes torch's default.
 
     Raises: UnsupportedError for another ``rope_type``.
     """

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from opdock.nn.layers.linear import copy_checked
+from opdock.nn.layers.matmul import linear
 from opdock.registry import PluggableLayer
 
 
@@ -24,7 +25,11 @@ class VocabParallelEmbedding(PluggableLayer):
     """
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, params_dtype: torch.dtype | None = None, prefix: str = ""
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        params_dtype: torch.dtype | None = None,
+        prefix: str = "",
     ) -> None:
         """Allocate the weight, uninitialised."""
         super().__init__()
@@ -76,6 +81,8 @@ class ParallelLMHead(VocabParallelEmbedding):
         return self
 
     def forward(self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return hidden_states @ weight.T + bias, (..., num_embeddings); ``bias`` in place of the head's own."""
+        """Return hidden_states @ weight.T + bias; a ``bias`` that is given stands in for the head's own."""
         parameters = self._parameters
-        return F.linear(hidden_states, parameters["weight"], parameters["bias"] if bias is None else bias)  # type: ignore[arg-type]
+        if bias is None:
+            bias = parameters["bias"]
+        return linear(hidden_states, parameters["weight"], bias)  # type: ignore[arg-type]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from opdock.errors import CheckpointError, suggest
 from opdock.journal import Registry
 from opdock.nn.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Architecture:
         from_hf: makes the ModelConfig from (config.json as a mapping, its path).
         gguf: as ``general.architecture`` in a GGUF file says it, or None.
         from_gguf: makes the ModelConfig from (metadata, names of the tensors, path), or None.
-        permuted_qk: whether GGUF files of this kind store the rows of q and k in pairs (i, i + d/2) side by side.
+        permuted_qk: whether GGUF files of this kind store rows i and i + d/2 of q and k side by side.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ def render_chat(
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().astimezone().strftime(form)
+    environment.globals["strftime_now"] = lambda form: dt.datetime.now().astimezone().strftime(form)
     try:
         text: str = environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=add_generation_prompt, **(variables or {})
@@ -53,6 +53,7 @@ def render_chat(
     return text
 
 
-def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+def _to_json(value: object, *args: Any, **options: Any) -> str:
     # jinja's own filter escapes for HTML, which no model was trained on
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    options = {**dict(zip(("ensure_ascii", "indent"), args, strict=False)), **options}
+    return json.dumps(value, **{"ensure_ascii": False, **options})

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from opdock.errors import CheckpointError
 from opdock.nn.layers.linear import copy_checked
 from opdock.nn.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 Progress: TypeAlias = Callable[[int, int], object]
 
@@ -102,7 +103,11 @@ def check_header(
         for name in plan
         if name in shapes and tuple(shapes[name]) != plan[name].shape
     ]
-    why = [*_some("missing", missing), *_some("unexpected", unexpected), *_some("of another shape", misshapen)]
+    why = [
+        *_some("missing", missing),
+        *_some("unexpected", unexpected),
+        *_some("of another shape", misshapen),
+    ]
     if why:
         raise CheckpointError(
             "The checkpoint does not fit its configuration.",
@@ -141,7 +146,7 @@ def load_weights(
             raise CheckpointError(
                 f"The model has no parameter {target.param!r} for the tensor {name!r}.",
                 who=checkpoint.source,
-                remedy="a replaced layer must keep the parameters' names, or bring a weight_loader of its own.",
+                remedy="a layer that replaces another must keep the names of its parameters.",
             )
         _copy(model, params[target.param], target, tensor)
         done += _numel(target.shape)

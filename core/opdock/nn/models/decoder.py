@@ -44,7 +44,11 @@ class DecoderAttention(nn.Module):
         )
         self.rotary_emb = rotary
         self.attn = Attention(
-            config.num_heads, config.head_dim, config.head_dim**-0.5, config.num_kv_heads, prefix=f"{prefix}.attn"
+            config.num_heads,
+            config.head_dim,
+            config.head_dim**-0.5,
+            config.num_kv_heads,
+            prefix=f"{prefix}.attn",
         )
         self.qk_norm = config.qk_norm
         if config.qk_norm:
@@ -184,9 +188,13 @@ class CausalDecoder(nn.Module):
             positions: (num_tokens,) int64, from 0.
             cache: keys and values of the positions before.
         """
-        hidden_states: torch.Tensor = self.model(input_ids, positions, cache)
-        if cache is not None:
-            cache.advance(input_ids.shape[0] // cache.batch)
+        if cache is None:
+            hidden_states: torch.Tensor = self.model(input_ids, positions)
+            return hidden_states
+        count = input_ids.shape[0] // cache.batch
+        cache.require_room(count)
+        hidden_states = self.model(input_ids, positions, cache)
+        cache.advance(count)
         return hidden_states
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ def config_from_hf(raw: Mapping[str, Any], source: str, *, name: str) -> ModelCo
             who=source,
             remedy="use a model with full attention.",
         )
-    bias = f.flag("attention_bias", False)
+    bias = f.flag("attention_bias")
     dtype = raw.get("dtype", raw.get("torch_dtype"))
     return ModelConfig(
         architecture=name,
@@ -48,12 +48,14 @@ def config_from_hf(raw: Mapping[str, Any], source: str, *, name: str) -> ModelCo
         max_position=f.size("max_position_embeddings"),
         rope_theta=theta,
         rope_scaling=scaling,
-        rotary_dim=int(head_dim * f.number("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))),
+        rotary_dim=int(
+            head_dim * f.number("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))
+        ),
         hidden_act=str(raw.get("hidden_act", "silu")),
-        tie_word_embeddings=f.flag("tie_word_embeddings", False),
+        tie_word_embeddings=f.flag("tie_word_embeddings"),
         qkv_bias=True if name == "Qwen2ForCausalLM" else bias,
         o_bias=False if name == "Qwen2ForCausalLM" else bias,
-        mlp_bias=f.flag("mlp_bias", False) and name == "LlamaForCausalLM",
+        mlp_bias=f.flag("mlp_bias") and name == "LlamaForCausalLM",
         qk_norm=name == "Qwen3ForCausalLM",
         dtype=dtype.removeprefix("torch.") if isinstance(dtype, str) and dtype != "auto" else None,
         bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
@@ -66,7 +68,9 @@ def _rope_from_hf(raw: Mapping[str, Any], source: str) -> tuple[float, dict[str,
     """Return theta and the scaling, from ``rope_parameters`` or the older pair of fields."""
     new, old = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
     if not isinstance(new, Mapping) or not isinstance(old, Mapping):
-        raise CheckpointError("The rotary parameters of the model's configuration are no mapping.", who=source)
+        raise CheckpointError(
+            "The rotary parameters of the model's configuration are no mapping.", who=source
+        )
     scaling = {**old, **new}
     theta = Fields({"rope_theta": scaling.pop("rope_theta", raw.get("rope_theta"))}, source)
     scaling.setdefault("rope_type", scaling.pop("type", "default"))

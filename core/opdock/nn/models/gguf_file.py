@@ -1,7 +1,7 @@
 """The header of a GGUF file: metadata and the list of tensors, every length checked against the file's size.
 
-Written out here because a list of a hundred thousand tokens takes two seconds element by element, and because a
-broken count must end in an error, not in an endless loop. The tensors' data is decoded by the ``gguf`` package.
+Written out here because the ``gguf`` package takes two seconds for a list of a hundred thousand tokens, and
+because a broken count must end in an error, not in an endless loop. The package decodes the tensors' data.
 """
 
 from __future__ import annotations

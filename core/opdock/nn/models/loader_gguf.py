@@ -38,7 +38,7 @@ _FACTORS = "rope_freqs.weight"
 
 
 def hf_name(name: str) -> str:
-    """Return the name that a Hugging Face checkpoint gives a GGUF tensor; unknown names come back as they are."""
+    """Return a Hugging Face checkpoint's name for a GGUF tensor; unknown names come back as they are."""
     if name in _WHOLE:
         return _WHOLE[name]
     match = _LAYER.match(name)
@@ -67,8 +67,8 @@ class GGUFCheckpoint:
     Args:
         path: of the file.
 
-    Raises: CheckpointError for a truncated or broken file; UnsupportedError for a storage type that the ``gguf``
-        package does not decode.
+    Raises: CheckpointError for a truncated or broken file; UnsupportedError for a storage type that the
+        ``gguf`` package does not decode.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +109,10 @@ class GGUFCheckpoint:
 
     def _tensor(self, info: TensorInfo) -> torch.Tensor:
         numpy = need("numpy", "Reading a GGUF file")
-        quants, constants = need("gguf.quants", "Reading a GGUF file"), need("gguf.constants", "Reading a GGUF file")
+        quants, constants = (
+            need("gguf.quants", "Reading a GGUF file"),
+            need("gguf.constants", "Reading a GGUF file"),
+        )
         # copy on write: torch wants memory that could be written, the file stays as it is
         raw = numpy.memmap(self.path, dtype="u1", mode="c", offset=info.offset, shape=(info.nbytes,))
         rows = raw.reshape(*info.shape[:-1], -1) if info.nbytes else raw
@@ -119,7 +122,10 @@ class GGUFCheckpoint:
     def _check_kinds(self) -> None:
         """Decode one block of zeros of each storage type: what fails here would fail after minutes."""
         numpy = need("numpy", "Reading a GGUF file")
-        quants, constants = need("gguf.quants", "Reading a GGUF file"), need("gguf.constants", "Reading a GGUF file")
+        quants, constants = (
+            need("gguf.quants", "Reading a GGUF file"),
+            need("gguf.constants", "Reading a GGUF file"),
+        )
         for kind, name in {info.kind: info.name for info in self.header.tensors.values()}.items():
             which = constants.GGMLQuantizationType(kind)
             block = numpy.zeros((1, constants.GGML_QUANT_SIZES[which][1]), dtype="u1")

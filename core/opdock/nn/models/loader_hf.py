@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from opdock.errors import CheckpointError, UnsupportedError
 from opdock.nn.extras import need
 from opdock.nn.models.architectures import Architecture, find_architecture
 from opdock.nn.models.config import ModelConfig, token_ids
+
+if TYPE_CHECKING:
+    import torch
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -24,8 +25,8 @@ class HFCheckpoint:
     Args:
         folder: holds config.json and the safetensors.
 
-    Raises: CheckpointError for a missing, truncated or broken file; UnsupportedError for a kind of weights that
-        is not read.
+    Raises: CheckpointError for a missing, truncated or broken file; UnsupportedError for a kind of weights
+        that is not read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +35,9 @@ class HFCheckpoint:
         self.source = str(folder)
         raw = read_json(folder / "config.json")
         self.architecture = _architecture(raw, str(folder / "config.json"))
-        self.config: ModelConfig = self.architecture.from_hf(_with_generation(raw, folder), str(folder / "config.json"))
+        self.config: ModelConfig = self.architecture.from_hf(
+            _with_generation(raw, folder), str(folder / "config.json")
+        )
         self._files = {path: _header(path) for path in weight_files(folder)}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -92,7 +95,8 @@ def _with_generation(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint, each inside its folder.
 
-    Raises: CheckpointError if there are none, one that the index names is missing, or a name leaves the folder.
+    Raises: CheckpointError if there are none, one that the index names is missing, or a name leaves the
+        folder.
     """
     index = folder / INDEX
     if not index.is_file():
@@ -101,15 +105,17 @@ def weight_files(folder: Path) -> list[Path]:
         raise _no_weights(folder)
     table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()) or not table:
-        raise CheckpointError(f"{INDEX} has no weight_map.", who=str(index), remedy="download the checkpoint again.")
+        raise CheckpointError(
+            f"{INDEX} has no weight_map.", who=str(index), remedy="download the checkpoint again."
+        )
     return [_inside(folder, name, INDEX) for name in sorted(set(table.values()))]
 
 
 def _inside(folder: Path, name: str, named_by: str) -> Path:
     """Return the path of a weight file.
 
-    The name must be a plain relative path, on any system's terms. A link may lead out of the folder only into the
-    ``blobs`` of the download cache that the folder is a snapshot of.
+    The name must be a plain relative path, on any system's terms. A link may lead out of the folder only into
+    the ``blobs`` of the download cache that the folder is a snapshot of.
     """
     parts = {*PurePosixPath(name).parts, *PureWindowsPath(name).parts}
     absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor or "\0" in name
@@ -135,7 +141,11 @@ def _inside(folder: Path, name: str, named_by: str) -> Path:
 
 def _no_weights(folder: Path) -> CheckpointError:
     pickles = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pth"))
-    why = f"{pickles[0]} is a pickle: reading it could run any code." if pickles else f"Neither {SINGLE} nor {INDEX}."
+    why = (
+        f"{pickles[0]} is a pickle: reading it could run any code."
+        if pickles
+        else f"Neither {SINGLE} nor {INDEX}."
+    )
     return CheckpointError(
         "The folder holds no safetensors weights.",
         who=str(folder),

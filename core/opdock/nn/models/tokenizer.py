@@ -48,7 +48,8 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise UnsupportedError(
-                "The model has no chat template.", remedy="give a text to go on with: opdock generate MODEL --raw -p TEXT"
+                "The model has no chat template.",
+                remedy="give a text to go on with: opdock generate MODEL --raw -p TEXT",
             )
         text = render_chat(self.chat_template, messages, variables=self.special)
         return self.encode(text, add_special_tokens=False)
@@ -118,7 +119,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         raise CheckpointError(
             "tokenizer.json is missing.",
             who=str(folder),
-            remedy="download the whole checkpoint; for an older one, save its tokenizer once with transformers: "
+            remedy="download the whole checkpoint; for an older one, save it once with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
     try:

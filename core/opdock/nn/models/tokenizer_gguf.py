@@ -1,14 +1,14 @@
 """The tokenizer inside a GGUF file: byte-level BPE built from its lists of tokens and merges.
 
-The file names the way in which a text is cut into words before the merges apply. That way is the one the model
-was trained with: SmolLM cuts every digit off, Llama 3 takes up to three, GPT-2 takes all.
+The file names the way in which a text is cut into words before the merges apply. That way is the one the
+model was trained with: SmolLM cuts every digit off, Llama 3 takes up to three, GPT-2 takes all.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from opdock.errors import CheckpointError, UnsupportedError, suggest
 from opdock.nn.extras import need
@@ -68,7 +68,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         logger.warning("%s does not say how its tokenizer cuts words; taking GPT-2's way.", source)
     if pre not in PRE_TOKENIZERS:
         raise UnsupportedError(
-            f"The tokenizer cuts words in an unknown way, {pre!r}.", who=source, remedy=suggest(pre, PRE_TOKENIZERS)
+            f"The tokenizer cuts words in an unknown way, {pre!r}.",
+            who=source,
+            remedy=suggest(pre, PRE_TOKENIZERS),
         )
     try:
         model = tokenizers.models.BPE(
@@ -93,7 +95,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     return Tokenizer(backend, chat_template=template if isinstance(template, str) else None, special=special)
 
 
-def _strings(value: object) -> bool:
+def _strings(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
 
 
@@ -132,7 +134,11 @@ def _add_ends(
     tokenizers: Any, backend: Any, metadata: Mapping[str, Any], special: Mapping[str, str], pre: str
 ) -> None:
     """Add the first and last token around every text, where the file or the kind asks for it."""
-    bos = special.get("bos_token") if metadata.get("tokenizer.ggml.add_bos_token", pre in _LLAMA3_LIKE) else None
+    bos = (
+        special.get("bos_token")
+        if metadata.get("tokenizer.ggml.add_bos_token", pre in _LLAMA3_LIKE)
+        else None
+    )
     eos = special.get("eos_token") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
     if bos is None and eos is None:
         return

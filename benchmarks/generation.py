@@ -1,0 +1,142 @@
+"""Time greedy generation against transformers: same weights, dtype, threads, prompts and number of tokens.
+
+    python benchmarks/generation.py [--tokens N] [--rounds N] [--threads N] [--dtype NAME] [--out FOLDER]
+
+Both models are loaded once and take turns, ours first in one round and second in the next, so that a noisy
+machine disturbs both alike. A row gives the medians over the rounds: milliseconds until the first token, and
+tokens per second over the whole call. Exit status 1 if ours is slower by more than the noise of 3 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+
+import opdock
+from opdock.nn.generation import generate, load_model
+from opdock.nn.models.resolve import resolve_model
+
+PROMPTS, NOISE = (17, 512), 0.97
+
+
+def time_ours(model: Any, tokens: list[int], count: int) -> tuple[float, float]:
+    """Return (seconds to the first token, seconds in all)."""
+    start = time.perf_counter()
+    run = generate(model, tokens, max_tokens=count)
+    next(run)
+    first = time.perf_counter() - start
+    for _ in run:
+        pass
+    return first, time.perf_counter() - start
+
+
+class _Clock(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
+    """Notes when the first token comes; the prompt itself is put first."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def put(self, value: object) -> None:
+        self.seen.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+def time_theirs(model: Any, tokens: list[int], count: int) -> tuple[float, float]:
+    """Return the same for transformers' generate()."""
+    ids, clock = torch.tensor([tokens]), _Clock()
+    start = time.perf_counter()
+    model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        pad_token_id=0,
+        streamer=clock,
+    )
+    return clock.seen[1] - start, time.perf_counter() - start
+
+
+def compare(ours: Any, theirs: Any, prompt: int, count: int, rounds: int) -> dict[str, Any]:
+    """Return the row for one prompt length."""
+    made = torch.Generator().manual_seed(prompt)
+    tokens = torch.randint(3, theirs.config.vocab_size, (prompt,), generator=made).tolist()
+    sides: dict[str, Callable[[], tuple[float, float]]] = {
+        "ours": lambda: time_ours(ours, tokens, count),
+        "transformers": lambda: time_theirs(theirs, tokens, count),
+    }
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    for i in range(rounds + 1):
+        for side in sorted(sides, reverse=bool(i % 2)):
+            times = sides[side]()
+            if i:  # the first round warms up
+                found[side].append(times)
+    row: dict[str, Any] = {"prompt": prompt, "tokens": count}
+    for side, times in found.items():
+        row[f"{side}_first_s"] = statistics.median(first for first, _ in times)
+        row[f"{side}_tokens_per_s"] = count / statistics.median(total for _, total in times)
+    ratios = [t[1] / o[1] for o, t in zip(found["ours"], found["transformers"], strict=True)]
+    row["speedup"] = statistics.median(ratios)
+    return row
+
+
+def main() -> int:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, help="folder for generation.json")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    transformers.utils.logging.disable_progress_bar()
+    path, dtype = resolve_model("smollm2"), getattr(torch, given.dtype)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    theirs.eval()
+    with opdock.set_current_config(), torch.inference_mode():
+        ours = load_model(path, dtype=dtype).model
+        rows = [compare(ours, theirs, prompt, given.tokens, given.rounds) for prompt in PROMPTS]
+    print(f"SmolLM2-135M, {given.dtype}, {given.threads} threads, {given.tokens} tokens\n")
+    print(f"{'prompt':>6} {'first token, ms':>26} {'tokens per second':>26}")
+    print(f"{'':6} {'ours':>13} {'transf.':>12} {'ours':>13} {'transf.':>12} {'speed-up':>9}")
+    for row in rows:
+        print(
+            f"{row['prompt']:6} {row['ours_first_s'] * 1e3:13.1f} {row['transformers_first_s'] * 1e3:12.1f} "
+            f"{row['ours_tokens_per_s']:13.2f} {row['transformers_tokens_per_s']:12.2f} {row['speedup']:9.3f}"
+        )
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        result = {
+            "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {given.threads} threads, {given.dtype}",
+            "versions": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+            "command": "python benchmarks/generation.py " + " ".join(sys.argv[1:]),
+            "rows": rows,
+        }
+        (given.out / "generation.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(any(row["speedup"] < NOISE for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
