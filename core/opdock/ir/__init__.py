@@ -9,7 +9,7 @@ from opdock.errors import suggest
 from opdock.ir.choice import Choice, Verdict
 from opdock.ir.counter import counting
 from opdock.ir.impl import IrOpImpl
-from opdock.ir.op import IrOp, observers, register_op
+from opdock.ir.op import IrOp, register_op
 
 __all__ = [
     "Choice",
@@ -18,7 +18,6 @@ __all__ = [
     "Verdict",
     "counting",
     "native",
-    "observers",
     "ops",
     "register_op",
     "registry",

@@ -37,9 +37,6 @@ RESERVED_PROVIDERS = (NATIVE, "unfused")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
 _lock = threading.RLock()
 
-observers: list[Callable[[str, tuple[str, ...]], None]] = []
-"""Called with the op's name and the providers in order whenever a default priority is put in force."""
-
 
 class IrOp(Tolerances, InputGenerator):
     """An op of the IR; ``register_op`` makes it, and ``fn`` is the function that model code calls."""
@@ -260,8 +257,6 @@ class IrOp(Tolerances, InputGenerator):
         """
         with _lock:
             self._put_default(priority.resolve_drops(self.name, names, self._default_names))
-        for observer in observers:
-            observer(self.name, tuple(i.provider for i in self._default.impls))
 
     @contextlib.contextmanager
     def set_priority(self, names: Sequence[str]) -> Iterator[None]:

@@ -11,7 +11,7 @@ from opdock import context, ir
 from opdock.config import NATIVE, CompilationMode, IrOpPriorityConfig, OpdockConfig, merge_priority
 from opdock.errors import ConfigError, UnknownNameError, nearest, suggest
 from opdock.platforms import current, order
-from opdock.registry import op_registry, switches
+from opdock.registry import op_registry, switches, tables
 
 if TYPE_CHECKING:
     from opdock.platforms.interface import Platform
@@ -63,7 +63,7 @@ def prepare(config: OpdockConfig, platform: Platform) -> None:
     refuse_misspelt_switches(config)
     config.kernel_config.ir_op_priority = IrOpPriorityConfig(**priorities)
     install_priorities(config)
-    for fault in switches.faults_of_replacements(platform):
+    for fault in [*switches.faults_of_replacements(platform), *_both_ways(priorities)]:
         logger.warning("%s", fault)
     config.seal()
 
@@ -78,27 +78,53 @@ def effective_priorities(config: OpdockConfig, platform: Platform) -> dict[str, 
         if op not in ir.registry:
             raise UnknownNameError(f"The priorities name IR op {op!r}, which does not exist.",
                                    remedy=suggest(op, ir.registry))
-    return {name: _priority_of(name, user, default, platform) for name in ir.registry}
+    manager = current.hook_manager()
+    extra = manager.hook.default_ir_op_priority(platform=platform, config=config) if manager else []
+    return {
+        name: _priority_of(name, user, [p for e in extra for p in e.get(name, ())], default, platform)
+        for name in ir.registry
+    }
 
 
-def _priority_of(name: str, user: IrOpPriorityConfig, default: IrOpPriorityConfig, platform: Platform) -> list[str]:
+def _priority_of(
+    name: str, user: IrOpPriorityConfig, extra: list[str], default: IrOpPriorityConfig, platform: Platform
+) -> list[str]:
     known = ir.registry[name].impls
     for provider in user[name]:
         if provider.lstrip("-") not in known:
             raise UnknownNameError(
                 f"IR op {name!r} has no provider {provider.lstrip('-')!r}.", remedy=suggest(provider.lstrip("-"), known)
             )
-    theirs = default[name] or [NATIVE]
+    theirs = [*extra, *(default[name] or [NATIVE])]
     for provider in (p for p in theirs if p not in known):
         logger.warning("Platform %s lists provider %r of IR op %s, which is not registered.",
                        platform.device_name, provider, name)
     return merge_priority(user[name], [p for p in theirs if p in known]) or [NATIVE]
 
 
+def _both_ways(priorities: dict[str, list[str]]) -> list[str]:
+    """Return a line for each op that one distribution both replaces and provides, saying which runs."""
+    lines = []
+    for target, cls, entry in tables.replacements():
+        op = ir.registry.get(getattr(target, "name", ""))
+        for impl in op.impls.values() if op is not None and entry.owner is not None else ():
+            if impl.owner and impl.owner.distribution == entry.owner.distribution:  # type: ignore[union-attr]
+                first = priorities[impl.op.name][0] == impl.provider
+                lines.append(
+                    f"{impl.owner.distribution} both replaces {target.__name__} by {cls.__name__} and provides "
+                    f"{impl.provider} for IR op {impl.op.name}: {cls.__name__} runs; the provider runs only where the "
+                    f"op is called{'' if first else ', and is not first in its priority'}."
+                )
+    return lines
+
+
 def install_priorities(config: OpdockConfig) -> None:
-    """Make the priorities in ``config`` the process's defaults."""
+    """Make the priorities in ``config`` the process's defaults, and tell the observers."""
+    manager = current.hook_manager()
     for name in config.kernel_config.ir_op_priority:
         ir.registry[name].set_default(config.kernel_config.ir_op_priority[name])
+        if manager is not None:
+            manager.hook.provider_chosen(op=name, providers=tuple(ir.registry[name].get_priority()))
 
 
 def refuse_misspelt_switches(config: OpdockConfig) -> None:

@@ -212,7 +212,7 @@ class Platform(EngineHooks):
         if not name.startswith("_"):
             import torch
 
-            module = getattr(torch, type(self).__dict__.get("device_type", "") or self.device_type, None)
+            module = getattr(torch, getattr(type(self), "device_type", "") or "", None)
             value = getattr(module, name, None)
             if value is not None:
                 return value
