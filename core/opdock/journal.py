@@ -53,7 +53,7 @@ class Site:
         return cls(file or f"<{module}>", getattr(obj, "__firstlineno__", 0), module)
 
 
-_MACHINERY = ("opdock.journal", "opdock.registry", "opdock.ir", "opdock.discovery", "opdock.platforms")
+_MACHINERY = ("importlib", "opdock.journal", "opdock.registry", "opdock.ir", "opdock.discovery", "opdock.platforms")
 _CONTENT = ("opdock.ir.ops",)  # modules of the host that register things themselves
 
 
@@ -61,7 +61,7 @@ def _is_machinery(module: str) -> bool:
     def inside(roots: tuple[str, ...]) -> bool:
         return any(module == root or module.startswith(root + ".") for root in roots)
 
-    return inside(_MACHINERY) and not inside(_CONTENT)
+    return module == "opdock" or inside(_MACHINERY) and not inside(_CONTENT)
 
 
 @dataclass(frozen=True)

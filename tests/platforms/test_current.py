@@ -1,0 +1,331 @@
+"""The lazy singleton: once, locked, re-entry safe, fork safe; and what a broken plugin leads to."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import opdock
+from opdock import errors, ir, journal
+from opdock.platforms import cpu, current, general, order
+from opdock.registry import op_registry_oot
+
+Install = Callable[..., str]
+
+
+def test_b14_eight_threads_get_one_instance(install: Install) -> None:
+    """A slow register() does not lead to a second resolution."""
+    module = install(
+        "chip",
+        "    import time\n    time.sleep(0.05)\n    CALLS.append(1)\n    return __name__ + ':P'\nCALLS = []",
+    )
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(current.resolve())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(p) for p in found}) == 1 and len(found) == 8
+    assert sys.modules[module].CALLS == [1]
+
+
+def test_register_is_called_once(install: Install) -> None:
+    """The winner is not asked a second time."""
+    module = install("chip", "    CALLS.append(1)\n    return __name__ + ':P'\nCALLS = []")
+    current.resolve()
+    current.resolve()
+    assert sys.modules[module].CALLS == [1]
+
+
+REENTRANT = """
+from opdock.platforms import current_platform
+def register():
+    return None
+"""
+
+
+def test_b09_plugin_that_asks_at_its_top_fails_loudly(install: Install) -> None:
+    """Host first: the error names both modules, the partly imported one and the first stack."""
+    module = install("chip", source=REENTRANT)
+    with pytest.raises(errors.PlatformFailedError) as caught:
+        current.resolve()
+    text = str(caught.value)
+    assert "current_platform is needed while it is being decided" in text
+    assert f"second access: module {module}" in text and "partially initialized modules:" in text
+    assert current._state.platform is None
+
+
+def test_b09_the_same_when_the_plugin_is_imported_first(install: Install) -> None:
+    """Plugin first: as loud, and nothing is cached."""
+    module = install("chip", source=REENTRANT)
+    with pytest.raises(errors.PlatformFailedError, match="partially initialized"):
+        __import__(module)
+    assert current._state.platform is None
+
+
+def test_b10_asking_for_the_platform_inside_a_kernel_hook_gives_the_platform(install: Install) -> None:
+    """While the hooks run, current_platform is the platform that they belong to."""
+    source = """
+from opdock.platforms.interface import Platform
+from opdock.platforms.enums import PlatformEnum
+SEEN = []
+class P(Platform):
+    _enum, device_name, device_type = PlatformEnum.OOT, "chip", "cpu"
+    @classmethod
+    def import_ir_kernels(cls):
+        from opdock.platforms import current_platform
+        SEEN.append(current_platform.device_name)
+def register():
+    return __name__ + ".P"
+"""
+    module = install("chip", source=source)
+    current.resolve()
+    assert sys.modules[module].SEEN == ["chip"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    raise ImportError('no libchip.so')", "no libchip.so"),
+        ("    raise SystemExit(3)", "SystemExit"),
+        ("    return P", "expected a class path"),
+        ("    return ''", "expected a class path"),
+        ("    return True", "expected a class path"),
+        ("    return 'nowhere.P'", "nowhere"),
+        ("    return __name__ + ':Q'", "no attribute 'Q'"),
+        ("    return 'NoDots'", "no class path"),
+        ("    return 'json:JSONDecoder'", "outside of dist-chip"),
+        ("    return __name__ + ':int'\nint = int", "not a subclass"),
+    ],
+)
+def test_b15_every_broken_register_is_an_error_with_its_distribution(
+    body: str, words: str, install: Install
+) -> None:
+    """Never the CPU in silence."""
+    install("chip", body)
+    with pytest.raises(errors.PlatformFailedError) as caught:
+        current.resolve()
+    assert words in str(caught.value) and "dist-chip 1.0" in str(caught.value) and "Remedy:" in str(caught.value)
+
+
+HALF = """
+from opdock import ir, journal
+from opdock.platforms.interface import Platform
+from opdock.platforms.enums import PlatformEnum
+class P(Platform):
+    _enum, device_name, device_type = PlatformEnum.OOT, "chip", "cpu"
+    @classmethod
+    def import_ir_kernels(cls):
+        import torch
+        @ir.ops.silu_and_mul.register_impl("half_a")
+        def f(x: torch.Tensor) -> torch.Tensor: return x
+        @ir.ops.gelu_and_mul.register_impl("half_b")
+        def g(x: torch.Tensor, approximate: str = "none") -> torch.Tensor: return x
+    @classmethod
+    def register_oot(cls):
+        raise OSError("libchip.so: cannot open")
+def register():
+    return __name__ + ".P"
+"""
+
+
+def test_b16_a_hook_that_raises_takes_everything_back(install: Install) -> None:
+    """Two providers were registered before the raise: neither stays, and the words of the loader are kept."""
+    install("chip", source=HALF)
+    before = journal.entries()
+    with pytest.raises(errors.PlatformFailedError, match=r"libchip.so: cannot open[\s\S]*is undone"):
+        current.resolve()
+    assert set(ir.ops.silu_and_mul.impls) == {"native"} == set(ir.ops.gelu_and_mul.impls)
+    assert journal.entries() == before
+
+
+def test_b16_an_optional_package_that_raises_is_left_out_alone(
+    install: Install, active: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broken kernels-only package is a warning; the platform is active and its registrations are undone."""
+    active("chip")
+    install(
+        "extra", group="opdock.plugins", target=None,
+        source="""
+import opdock
+class register:
+    @staticmethod
+    @opdock.hookimpl
+    def import_ir_kernels():
+        import torch
+        from opdock import ir
+        ir.ops.silu_and_mul.register_impl("extra")(_f)
+        raise RuntimeError("half way")
+def _f(x: "torch.Tensor") -> "torch.Tensor": return x
+""",
+    )
+    with caplog.at_level(logging.WARNING, "opdock"):
+        assert current.resolve().device_name == "chip"
+    assert "dist-extra:extra failed" in caplog.text and "half way" in caplog.text
+    assert "extra" not in ir.ops.silu_and_mul.impls
+
+
+@pytest.mark.parametrize(
+    ("member", "words"),
+    [
+        ("    def get_device_name(cls): return 'x'", "the host also passes 'device_id'"),
+        ("    def set_device(cls, dev): ...", "'dev' stands where the host has 'device'"),
+        ("    def get_default_ir_op_priority(cls, config, extra): ...", "never passes 'extra'"),
+    ],
+)
+def test_c_drifted_hook_is_refused_at_activation(member: str, words: str, install: Install) -> None:
+    """A signature that no longer fits is an error before the first call."""
+    install("chip", f"    return __name__ + '.Q'\nclass Q(P):\n    @classmethod\n{member}")
+    with pytest.raises(errors.PlatformFailedError, match=words):
+        current.resolve()
+
+
+@pytest.mark.parametrize(
+    ("member", "words"),
+    [
+        ("import_ir_kernel", "did you mean import_ir_kernels?"),
+        ("is_async_output_supported", "is never called"),
+    ],
+)
+def test_c_unknown_and_removed_hooks_are_reported(
+    member: str, words: str, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hook that nothing calls is reported with the nearest name, or with why it went away."""
+    install("chip", f"    return __name__ + '.Q'\nclass Q(P):\n    @classmethod\n    def {member}(cls): ...")
+    with caplog.at_level(logging.WARNING, "opdock"):
+        current.resolve()
+    assert words in caplog.text
+
+
+def test_b21_class_for_another_host_api_is_refused(install: Install) -> None:
+    """The second handshake, by the class."""
+    install("chip", "    return __name__ + '.Q'\nclass Q(P):\n    api_version = 9")
+    with pytest.raises(errors.PlatformFailedError, match="plugin built for host API 9, host has 1"):
+        current.resolve()
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("NPU", "not a dispatch key"), ("", "dispatch_key is ''"), ("CUDA", "dispatches 'cpu' tensors to 'CPU'")],
+)
+def test_b46_dispatch_key_is_checked_at_activation(key: str, words: str, install: Install) -> None:
+    """An invented, empty or foreign key is an error then, not at the first token."""
+    install("chip", f"    return __name__ + '.Q'\nclass Q(P):\n    dispatch_key = {key!r}")
+    with pytest.raises(errors.PlatformFailedError, match=words):
+        current.resolve()
+
+
+def test_b20_unknown_attribute_is_an_attribute_error() -> None:
+    """hasattr, getattr with a default, copy and pickle work."""
+    platform = cpu.CpuPlatform()
+    assert not hasattr(platform, "nope")
+    assert getattr(platform, "nope", 7) == 7
+    assert type(copy.copy(platform)) is type(pickle.loads(pickle.dumps(platform))) is cpu.CpuPlatform
+    with pytest.raises(AttributeError, match="Did you mean 'get_device_name'"):
+        platform.get_device_nam  # noqa: B018
+
+
+def test_b20_unknown_attribute_falls_to_the_torch_module() -> None:
+    """torch.cpu.device_count is reached through the platform."""
+    assert cpu.CpuPlatform().device_count() == 1
+
+
+def test_b22_forked_child_agrees_and_runs_general_plugins_itself(install: Install, active: Install) -> None:
+    """The platform is inherited; general plugins run once in each process."""
+    active("chip")
+    module = install("gen", group="vllm.general_plugins", source="PIDS = []\ndef register():\n    import os\n    PIDS.append(os.getpid())")
+    assert current.resolve().device_name == "chip"
+    assert sys.modules[module].PIDS == [os.getpid()]
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        current.resolve()
+        current.resolve()
+        own = sys.modules[module].PIDS.count(os.getpid())
+        os.write(write, f"{current.resolve().device_name} {own}".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 100) == b"chip 1"
+
+
+def test_general_plugins_are_isolated_from_each_other(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one after a broken one still runs, and what the broken one registered is undone."""
+    install("a_bad", group="vllm.general_plugins", source="def register():\n    raise SystemExit('rejected')")
+    good = install("b_good", group="vllm.general_plugins", source="RAN = []\ndef register():\n    RAN.append(1)")
+    with caplog.at_level(logging.WARNING, "opdock"):
+        current.resolve()
+    assert sys.modules[good].RAN == [1] and "a_bad" in caplog.text and "rejected" in caplog.text
+
+
+def test_general_plugins_run_after_the_platform(install: Install, active: Install) -> None:
+    """They see current_platform."""
+    active("chip")
+    module = install(
+        "gen", group="vllm.general_plugins",
+        source="SEEN = []\ndef register():\n    import opdock\n    SEEN.append(opdock.current_platform.device_name)",
+    )
+    current.resolve()
+    assert sys.modules[module].SEEN == ["chip"]
+
+
+def test_order_of_initialisation_is_recorded(active: Install) -> None:
+    """Ask, select, load, then the three kernel phases."""
+    active("chip")
+    current.resolve()
+    names = [s.name for s in order.steps()]
+    assert names == ["ask", "select platform", "load platform class", "import_kernels",
+                     "import_ir_kernels", "register_oot"]
+
+
+def test_init_trace_is_kept_also_on_failure(install: Install) -> None:
+    """Who asked first can be read afterwards."""
+    install("chip", "    raise RuntimeError('x')")
+    with pytest.raises(errors.PlatformFailedError):
+        current.resolve()
+    assert "test_init_trace_is_kept_also_on_failure" in opdock.platforms._init_trace
+
+
+def test_override_is_for_this_context_only(active: Install) -> None:
+    """A test may put any platform in force."""
+    active("chip")
+    mine = cpu.CpuPlatform()
+    with current.override(mine):
+        assert opdock.current_platform is mine
+    assert opdock.current_platform.device_name == "chip"
+
+
+def test_reset_undoes_what_the_hooks_registered(install: Install) -> None:
+    """After reset nothing of the platform is left in the registries."""
+    install("chip", source=HALF.replace('raise OSError("libchip.so: cannot open")', "pass"))
+    current.resolve()
+    assert "half_a" in ir.ops.silu_and_mul.impls
+    current.reset()
+    assert "half_a" not in ir.ops.silu_and_mul.impls and not op_registry_oot
+
+
+def test_b12_slow_plugin_is_named_while_it_is_waited_for(
+    install: Install, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says which plugin and where it is."""
+    monkeypatch.setattr(current, "SLOW_AFTER", 0.05)
+    module = install("chip", "    import time\n    time.sleep(0.4)\n    return None")
+    with caplog.at_level(logging.WARNING, "opdock"):
+        current.resolve()
+    assert f"Still waiting for platform plugin chip  dist-chip 1.0  {module}:register" in caplog.text
+
+
+def test_general_plugins_do_not_run_twice(install: Install) -> None:
+    """Idempotent in one process."""
+    module = install("gen", group="vllm.general_plugins", source="RAN = []\ndef register():\n    RAN.append(1)")
+    current.resolve()
+    general.run_general_plugins(current._scan().candidates_of("vllm.general_plugins"), "0.1.0")
+    assert sys.modules[module].RAN == [1]
