@@ -9,7 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opdock.config import CompilationConfig, CompilationMode, IrOpPriorityConfig, KernelConfig, OpdockConfig
+    from opdock.config import (
+        CompilationConfig,
+        CompilationMode,
+        IrOpPriorityConfig,
+        KernelConfig,
+        OpdockConfig,
+    )
     from opdock.context import get_current_config
     from opdock.discovery.hookspecs import hookimpl
     from opdock.discovery.selecting import decline, platform_plugin

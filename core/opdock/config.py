@@ -62,7 +62,7 @@ class SealedList(tuple[str, ...]):
             remedy="make a new configuration and build the model again inside it.",
         )
 
-    extend = remove = insert = append  # type: ignore[assignment]
+    extend = remove = insert = append
 
 
 @dataclass
@@ -91,12 +91,17 @@ class CompilationConfig(Sealed):
                 self.mode = CompilationMode(self.mode)
             except ValueError:
                 known = ", ".join(f"{m.value} ({m.name})" for m in CompilationMode)
-                raise ConfigError(f"mode={self.mode!r} is no compilation mode.", remedy=f"use one of {known}.") from None
-        if not isinstance(self.backend, str):
-            raise ConfigError(f"backend={self.backend!r} is not the name of a torch.compile backend.")
-        if isinstance(self.custom_ops, str) or not all(isinstance(op, str) for op in self.custom_ops):
+                raise ConfigError(
+                    f"mode={self.mode!r} is no compilation mode.", remedy=f"use one of {known}."
+                ) from None
+        backend: object = self.backend
+        if not isinstance(backend, str):
+            raise ConfigError(f"backend={backend!r} is not the name of a torch.compile backend.")
+        given: object = self.custom_ops
+        if not isinstance(given, (list, tuple)) or not all(isinstance(op, str) for op in given):
             raise ConfigError(
-                f"custom_ops={self.custom_ops!r} is not a list of strings.", remedy='custom_ops=["all", "-rms_norm"].'
+                f"custom_ops={given!r} is not a list of strings.",
+                remedy='custom_ops=["all", "-rms_norm"].',
             )
         self.custom_ops = list(self.custom_ops)
         check_custom_ops(self.custom_ops)
@@ -118,7 +123,7 @@ class CompilationConfig(Sealed):
 
     def is_custom_op_enabled(self, op: str) -> bool:
         """Return whether the switches turn ``op`` on."""
-        return self.base_mode == "all" and f"-{op}" not in self.custom_ops or f"+{op}" in self.custom_ops
+        return (self.base_mode == "all" and f"-{op}" not in self.custom_ops) or f"+{op}" in self.custom_ops
 
     def seal(self) -> None:
         """Refuse every later change, of the list of directives too."""
@@ -136,9 +141,7 @@ def check_custom_ops(directives: Sequence[str]) -> None:
                 remedy='give one directive for each list item, for example ["none", "+rms_norm"].',
             )
     if sum(op in ("all", "none") for op in directives) > 1:
-        raise ConfigError(
-            "custom_ops can contain only one base mode: 'all' or 'none'", remedy="remove one of the two."
-        )
+        raise ConfigError("custom_ops can contain only one base mode: 'all' or 'none'", remedy="remove one of the two.")
     both = sorted({op[1:] for op in directives if op[0] == "+"} & {op[1:] for op in directives if op[0] == "-"})
     if both:
         raise ConfigError(
@@ -184,14 +187,17 @@ class IrOpPriorityConfig(Mapping[str, list[str]]):
     drops a provider that the platform lists. ``default`` is what an op that is not named gets.
     """
 
-    def __init__(self, *, default: Sequence[str] = (), **ops: object) -> None:
+    def __init__(
+        self, ops: Mapping[str, object] | None = None, /, *, default: Sequence[str] = (), **more: object
+    ) -> None:
+        """Take the priorities by op name, as a mapping or as keywords."""
         self.default = list(default)
-        self._ops = {op: parse_priority(op, value) for op, value in ops.items()}
+        self._ops = {op: parse_priority(op, value) for op, value in {**(ops or {}), **more}.items()}
 
     @classmethod
     def with_default(cls, default: Sequence[str], /, **ops: object) -> IrOpPriorityConfig:
         """Return priorities where an op that is not named gets a copy of ``default``."""
-        return cls(default=parse_priority("default", default), **ops)
+        return cls(ops, default=parse_priority("default", default))
 
     def __getitem__(self, op: str) -> list[str]:
         """Return the priority of ``op``, or the default."""
@@ -221,8 +227,9 @@ class KernelConfig(Sealed):
 
     def __post_init__(self) -> None:
         """Accept a plain mapping for the priorities."""
-        if not isinstance(self.ir_op_priority, IrOpPriorityConfig):
-            self.ir_op_priority = IrOpPriorityConfig(**self.ir_op_priority)
+        given: Mapping[str, object] = self.ir_op_priority
+        if not isinstance(given, IrOpPriorityConfig):
+            self.ir_op_priority = IrOpPriorityConfig(given)
 
 
 @dataclass
@@ -243,9 +250,7 @@ class OpdockConfig(Sealed):
         super().seal()
 
     @classmethod
-    def from_text(
-        cls, compilation: str | None = None, priorities: Mapping[str, object] | None = None
-    ) -> OpdockConfig:
+    def from_text(cls, compilation: str | None = None, priorities: Mapping[str, object] | None = None) -> OpdockConfig:
         """Make a configuration from a JSON object for ``CompilationConfig`` and priorities by op name.
 
         Raises: ConfigError for text that is no JSON object or names an unknown field.
@@ -265,8 +270,6 @@ class OpdockConfig(Sealed):
             raise ConfigError("The compilation configuration is not a JSON object.", why=str(compilation))
         for name in given:
             if name not in known:
-                raise ConfigError(
-                    f"The compilation configuration has no field {name!r}.", remedy=suggest(name, known)
-                )
-        kernels = KernelConfig(IrOpPriorityConfig(**(priorities or {})))
+                raise ConfigError(f"The compilation configuration has no field {name!r}.", remedy=suggest(name, known))
+        kernels = KernelConfig(IrOpPriorityConfig(priorities))
         return cls(CompilationConfig(**given), kernels)

@@ -47,9 +47,7 @@ class OpdockError(Exception):
         return _rebuild, (type(self), self.what, self.who, self.why, self.remedy)
 
 
-def _rebuild(
-    cls: type[OpdockError], what: str, who: list[str], why: list[str], remedy: str | None
-) -> OpdockError:
+def _rebuild(cls: type[OpdockError], what: str, who: list[str], why: list[str], remedy: str | None) -> OpdockError:
     return cls(what, who=who, why=why, remedy=remedy)
 
 

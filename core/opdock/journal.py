@@ -53,7 +53,14 @@ class Site:
         return cls(file or f"<{module}>", getattr(obj, "__firstlineno__", 0), module)
 
 
-_MACHINERY = ("importlib", "opdock.journal", "opdock.registry", "opdock.ir", "opdock.discovery", "opdock.platforms")
+_MACHINERY = (
+    "importlib",
+    "opdock.journal",
+    "opdock.registry",
+    "opdock.ir",
+    "opdock.discovery",
+    "opdock.platforms",
+)
 _CONTENT = ("opdock.ir.ops",)  # modules of the host that register things themselves
 
 
@@ -61,7 +68,7 @@ def _is_machinery(module: str) -> bool:
     def inside(roots: tuple[str, ...]) -> bool:
         return any(module == root or module.startswith(root + ".") for root in roots)
 
-    return module == "opdock" or inside(_MACHINERY) and not inside(_CONTENT)
+    return module == "opdock" or (inside(_MACHINERY) and not inside(_CONTENT))
 
 
 @dataclass(frozen=True)
@@ -191,9 +198,7 @@ class Registry(Generic[T]):
         self._records: dict[str, Registration] = {}
         self.view: Mapping[str, T] = MappingProxyType(self._items)
 
-    def register(
-        self, name: str, value: T, *, override: bool = False, site: Site | None = None
-    ) -> Registration:
+    def register(self, name: str, value: T, *, override: bool = False, site: Site | None = None) -> Registration:
         """Put ``value`` under ``name``.
 
         Raises: DuplicateError if another object has the name and ``override`` is False.
@@ -236,9 +241,7 @@ class Registry(Generic[T]):
         try:
             return self._items[name]
         except KeyError:
-            raise UnknownNameError(
-                f"No {self.label} is called {name!r}.", remedy=suggest(name, self._items)
-            ) from None
+            raise UnknownNameError(f"No {self.label} is called {name!r}.", remedy=suggest(name, self._items)) from None
 
     def record_of(self, name: str) -> Registration:
         """Return where and by whom ``name`` was registered."""

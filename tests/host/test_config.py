@@ -24,7 +24,7 @@ def test_impossible_priority_is_an_error_naming_the_op(value: object) -> None:
 
 @pytest.mark.parametrize("value", ["a,-a", "-native"])
 def test_priority_cannot_drop_what_it_lists_or_native(value: str) -> None:
-    """native is the definition."""
+    """Native is the definition."""
     with pytest.raises(ConfigError, match="cannot drop"):
         IrOpPriorityConfig(rms_norm=value)
 
@@ -38,8 +38,11 @@ def test_users_order_comes_first_and_dropped_providers_are_gone() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is not JSON"), ("[1]", "not a JSON object"), ('{"customops": []}', "Did you mean 'custom_ops'"),
-        ('{"mode": 9}', "no compilation mode"), ('{"custom_ops": "all"}', "not a list of strings"),
+        ("{", "is not JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"customops": []}', "Did you mean 'custom_ops'"),
+        ('{"mode": 9}', "no compilation mode"),
+        ('{"custom_ops": "all"}', "not a list of strings"),
         ('{"backend": 3}', "not the name"),
     ],
 )
@@ -53,9 +56,7 @@ def test_bad_compilation_config_is_one_clear_error(text: str, words: str) -> Non
     ("value", "expected"),
     [(None, None), ("", ()), (" a , b,", ("a", "b")), ("a,a", ("a",)), (",", ())],
 )
-def test_b01_plugin_filter_is_stripped(
-    value: str | None, expected: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_b01_plugin_filter_is_stripped(value: str | None, expected: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unset is None, empty is nothing."""
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     if value is not None:

@@ -15,7 +15,13 @@ TREE = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c,
 def test_message_has_four_parts_in_order() -> None:
     """What, who, why, Remedy."""
     error = errors.ConfigError("A happened.", who="plugin p", why=["this", "that"], remedy="pip install p")
-    assert str(error).splitlines() == ["A happened.", "  plugin p", "  this", "  that", "Remedy: pip install p"]
+    assert str(error).splitlines() == [
+        "A happened.",
+        "  plugin p",
+        "  this",
+        "  that",
+        "Remedy: pip install p",
+    ]
 
 
 @pytest.mark.parametrize("cls", TREE)

@@ -14,9 +14,25 @@ import opdock
 CORE = Path(opdock.__file__).parent
 
 PUBLIC = [
-    "CompilationConfig", "CompilationMode", "CpuArchEnum", "CustomOp", "DeviceCapability", "IrOpPriorityConfig",
-    "KernelConfig", "OpdockConfig", "OpdockError", "Platform", "PlatformEnum", "PluggableLayer", "current_platform",
-    "decline", "direct_register_custom_op", "get_current_config", "hookimpl", "platform_plugin", "set_current_config",
+    "CompilationConfig",
+    "CompilationMode",
+    "CpuArchEnum",
+    "CustomOp",
+    "DeviceCapability",
+    "IrOpPriorityConfig",
+    "KernelConfig",
+    "OpdockConfig",
+    "OpdockError",
+    "Platform",
+    "PlatformEnum",
+    "PluggableLayer",
+    "current_platform",
+    "decline",
+    "direct_register_custom_op",
+    "get_current_config",
+    "hookimpl",
+    "platform_plugin",
+    "set_current_config",
 ]
 
 
@@ -35,8 +51,13 @@ def test_import_opdock_imports_none_of_its_requirements() -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import opdock.platforms", "import opdock.platforms.interface", "from opdock import platform_plugin, decline",
-     "from opdock.discovery import metadata; metadata.scan()", "import opdock.platforms.selection"],
+    [
+        "import opdock.platforms",
+        "import opdock.platforms.interface",
+        "from opdock import platform_plugin, decline",
+        "from opdock.discovery import metadata; metadata.scan()",
+        "import opdock.platforms.selection",
+    ],
 )
 def test_describing_a_platform_needs_no_torch(statement: str) -> None:
     """A plugin's entry module and the scan stay light."""
@@ -70,9 +91,24 @@ def test_environment_is_read_in_one_file() -> None:
 
 def test_core_names_no_vendor_outside_its_tables() -> None:
     """Beyond PlatformEnum, forward_* and the table of hints, no vendor's package or library is named in the host."""
-    allowed = {"platforms/hints.py", "platforms/enums.py", "platforms/interface.py", "registry/custom_op.py",
-               "registry/switches.py", "platforms/engine_hooks.py"}
-    names = ("opdock_cuda", "opdock_rocm", "opdock_ascend", "opdock_tpu", "torch_npu", "flashinfer", "aiter", "pynvml")
+    allowed = {
+        "platforms/hints.py",
+        "platforms/enums.py",
+        "platforms/interface.py",
+        "registry/custom_op.py",
+        "registry/switches.py",
+        "platforms/engine_hooks.py",
+    }
+    names = (
+        "opdock_cuda",
+        "opdock_rocm",
+        "opdock_ascend",
+        "opdock_tpu",
+        "torch_npu",
+        "flashinfer",
+        "aiter",
+        "pynvml",
+    )
     found = []
     for path in CORE.rglob("*.py"):
         relative = path.relative_to(CORE).as_posix()

@@ -21,7 +21,9 @@ def registry() -> journal.Registry[object]:
     return journal.Registry("thing")
 
 
-def test_same_object_is_a_no_op_and_another_is_an_error_with_both_places(registry: journal.Registry[object]) -> None:
+def test_same_object_is_a_no_op_and_another_is_an_error_with_both_places(
+    registry: journal.Registry[object],
+) -> None:
     """File and line of the first and of the second."""
     first, second = object(), object()
     assert registry.register("a", first) is registry.register("a", first)

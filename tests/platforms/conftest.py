@@ -13,14 +13,14 @@ from opdock.platforms import current
 
 Install = Callable[..., str]
 
-PLATFORM = '''
+PLATFORM = """
 from opdock.platforms.interface import Platform
 from opdock.platforms.enums import PlatformEnum
 class P(Platform):
     _enum = PlatformEnum.OOT
     device_name = {name!r}
     device_type = "cpu"
-'''
+"""
 
 _serial = itertools.count()
 
@@ -65,9 +65,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             f"Metadata-Version: 2.1\nName: dist-{name}\nVersion: {version}\n"
             + (f"Requires-Dist: {requires}\n" if requires else "")
         )
-        (info / "entry_points.txt").write_text(
-            f"[{group}]\n{entry_point or name} = {target or module + ':register'}\n"
-        )
+        (info / "entry_points.txt").write_text(f"[{group}]\n{entry_point or name} = {target or module + ':register'}\n")
         (info / "RECORD").write_text(f"{module}.py,,\n{module}-{version}.dist-info/METADATA,,\n")
         return module
 

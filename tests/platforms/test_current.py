@@ -105,9 +105,7 @@ def register():
         ("    return __name__ + ':int'\nint = int", "not a subclass"),
     ],
 )
-def test_b15_every_broken_register_is_an_error_with_its_distribution(
-    body: str, words: str, install: Install
-) -> None:
+def test_b15_every_broken_register_is_an_error_with_its_distribution(body: str, words: str, install: Install) -> None:
     """Never the CPU in silence."""
     install("chip", body)
     with pytest.raises(errors.PlatformFailedError) as caught:
@@ -152,7 +150,9 @@ def test_b16_an_optional_package_that_raises_is_left_out_alone(
     """A broken kernels-only package is a warning; the platform is active and its registrations are undone."""
     active("chip")
     install(
-        "extra", group="opdock.plugins", target=None,
+        "extra",
+        group="opdock.plugins",
+        target=None,
         source="""
 import opdock
 class register:
@@ -213,7 +213,11 @@ def test_b21_class_for_another_host_api_is_refused(install: Install) -> None:
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [("NPU", "not a dispatch key"), ("", "dispatch_key is ''"), ("CUDA", "dispatches 'cpu' tensors to 'CPU'")],
+    [
+        ("NPU", "not a dispatch key"),
+        ("", "dispatch_key is ''"),
+        ("CUDA", "dispatches 'cpu' tensors to 'CPU'"),
+    ],
 )
 def test_b46_dispatch_key_is_checked_at_activation(key: str, words: str, install: Install) -> None:
     """An invented, empty or foreign key is an error then, not at the first token."""
@@ -240,9 +244,13 @@ def test_b20_unknown_attribute_falls_to_the_torch_module() -> None:
 def test_b22_forked_child_agrees_and_runs_general_plugins_itself(install: Install, active: Install) -> None:
     """The platform is inherited; general plugins run once in each process."""
     active("chip")
-    module = install("gen", group="vllm.general_plugins", source="PIDS = []\ndef register():\n    import os\n    PIDS.append(os.getpid())")
+    module = install(
+        "gen",
+        group="vllm.general_plugins",
+        source="PIDS = []\ndef register():\n    import os\n    PIDS.append(os.getpid())",
+    )
     assert current.resolve().device_name == "chip"
-    assert sys.modules[module].PIDS == [os.getpid()]
+    assert [os.getpid()] == sys.modules[module].PIDS
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -255,9 +263,7 @@ def test_b22_forked_child_agrees_and_runs_general_plugins_itself(install: Instal
     assert os.read(read, 100) == b"chip 1"
 
 
-def test_general_plugins_are_isolated_from_each_other(
-    install: Install, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_general_plugins_are_isolated_from_each_other(install: Install, caplog: pytest.LogCaptureFixture) -> None:
     """The one after a broken one still runs, and what the broken one registered is undone."""
     install("a_bad", group="vllm.general_plugins", source="def register():\n    raise SystemExit('rejected')")
     good = install("b_good", group="vllm.general_plugins", source="RAN = []\ndef register():\n    RAN.append(1)")
@@ -270,7 +276,8 @@ def test_general_plugins_run_after_the_platform(install: Install, active: Instal
     """They see current_platform."""
     active("chip")
     module = install(
-        "gen", group="vllm.general_plugins",
+        "gen",
+        group="vllm.general_plugins",
         source="SEEN = []\ndef register():\n    import opdock\n    SEEN.append(opdock.current_platform.device_name)",
     )
     current.resolve()
@@ -282,8 +289,14 @@ def test_order_of_initialisation_is_recorded(active: Install) -> None:
     active("chip")
     current.resolve()
     names = [s.name for s in order.steps()]
-    assert names == ["ask", "select platform", "load platform class", "import_kernels",
-                     "import_ir_kernels", "register_oot"]
+    assert names == [
+        "ask",
+        "select platform",
+        "load platform class",
+        "import_kernels",
+        "import_ir_kernels",
+        "register_oot",
+    ]
 
 
 def test_init_trace_is_kept_also_on_failure(install: Install) -> None:

@@ -69,7 +69,9 @@ def test_forced_and_failing_gives_the_traceback(install: Install, monkeypatch: p
     """Row 2: failing is an error that shows where."""
     install("chip", RAISES)
     monkeypatch.setenv("OPDOCK_PLATFORM", "chip")
-    with pytest.raises(errors.PlatformFailedError, match=r"(?s)old driver.*dist-chip 1.0.*Traceback.*Remedy:") as caught:
+    with pytest.raises(
+        errors.PlatformFailedError, match=r"(?s)old driver.*dist-chip 1.0.*Traceback.*Remedy:"
+    ) as caught:
         current.resolve()
     assert isinstance(caught.value.__cause__, RuntimeError)
 

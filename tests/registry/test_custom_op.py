@@ -63,15 +63,30 @@ def test_the_platform_decides_the_method(kind: str, expected: float, scale: type
 @pytest.mark.parametrize(
     ("switches", "mode", "backend", "on"),
     [
-        ([], 0, "inductor", True), ([], 1, "inductor", False), ([], 2, "inductor", False), ([], 3, "inductor", False),
-        ([], 0, "eager", True), ([], 1, "eager", True), ([], 2, "eager", True), ([], 3, "eager", True),
-        (["+scale"], 3, "inductor", True), (["-scale"], 0, "eager", False), (["none"], 0, "eager", False),
-        (["none", "+scale"], 0, "eager", True), (["all", "-scale"], 3, "inductor", False),
-        (["all"], 3, "inductor", True), (["+scale", "+scale"], 1, "inductor", True),
+        ([], 0, "inductor", True),
+        ([], 1, "inductor", False),
+        ([], 2, "inductor", False),
+        ([], 3, "inductor", False),
+        ([], 0, "eager", True),
+        ([], 1, "eager", True),
+        ([], 2, "eager", True),
+        ([], 3, "eager", True),
+        (["+scale"], 3, "inductor", True),
+        (["-scale"], 0, "eager", False),
+        (["none"], 0, "eager", False),
+        (["none", "+scale"], 0, "eager", True),
+        (["all", "-scale"], 3, "inductor", False),
+        (["all"], 3, "inductor", True),
+        (["+scale", "+scale"], 1, "inductor", True),
     ],
 )
 def test_b28_truth_table_of_switches(
-    switches: list[str], mode: int, backend: str, on: bool, scale: type[Scale], building: Building  # noqa: FBT001
+    switches: list[str],
+    mode: int,
+    backend: str,
+    on: bool,
+    scale: type[Scale],
+    building: Building,
 ) -> None:
     """Mode, backend and switches decide, one to one."""
     with building(*switches, mode=mode, backend=backend):
@@ -86,7 +101,9 @@ def test_b28_truth_table_of_switches(
         (["all", "+scale", "all"], "custom_ops can contain only one base mode"),
         (["+scale", "-scale"], "cannot both enable and disable the same operation(s): scale. Remove either"),
         (["scale"], "Invalid syntax 'scale' for custom op, must be 'all', 'none', '+op' or '-op'"),
-        (["+"], "Invalid syntax '+'"), (["-"], "Invalid syntax '-'"), (["all,-scale"], "Invalid syntax"),
+        (["+"], "Invalid syntax '+'"),
+        (["-"], "Invalid syntax '-'"),
+        (["all,-scale"], "Invalid syntax"),
     ],
 )
 def test_b28_contradictions_and_bad_syntax_are_refused(switches: list[str], message: str) -> None:
@@ -110,7 +127,10 @@ def test_b28_a_switch_of_an_op_that_never_came_is_refused_on_leaving(scale: type
 
 def test_contract_base_mode_must_be_one(scale: type[Scale]) -> None:
     """default_on without a base mode is an error with the known text."""
-    with current.override(configure.current.resolve()), pytest.raises(ConfigError, match="exactly one base mode"):
+    with (
+        current.override(configure.current.resolve()),
+        pytest.raises(ConfigError, match="exactly one base mode"),
+    ):
         from opdock.registry.switches import default_on
 
         default_on(CompilationConfig())
@@ -162,7 +182,10 @@ def test_b24_a_class_with_its_own_forward_is_refused() -> None:
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), None])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_b30_a_copy_computes_with_its_own_weights(
-    how: Callable[[Any], Any] | None, compiled: bool, scale: type[Scale], building: Building  # noqa: FBT001
+    how: Callable[[Any], Any] | None,
+    compiled: bool,
+    scale: type[Scale],
+    building: Building,
 ) -> None:
     """copy, deepcopy, pickle and torch.save, with a plain and with a compiled bound method."""
     switches = {"mode": 1, "backend": "inductor"} if compiled else {}

@@ -49,7 +49,7 @@ def test_b27_same_function_again_is_a_no_op_and_another_is_an_error() -> None:
 def test_b27_retry_after_a_failure_works() -> None:
     """A refused registration leaves nothing behind."""
 
-    def untyped(x):  # type: ignore[no-untyped-def]
+    def untyped(x):  # noqa: ANN001, ANN202 - that it has no annotations is the point
         return x
 
     with pytest.raises(RegistrationError, match="schema of opdock::t_retry cannot be inferred"):

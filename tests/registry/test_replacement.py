@@ -59,9 +59,9 @@ def vendor(base: Any) -> Any:
 def test_the_three_forms_of_register_oot(form: str, norm: Any, building: Building) -> None:
     """Bare, with parentheses, and by the name of the in-tree class."""
     decorate = {
-        "bare": lambda c: norm.register_oot(c),
-        "called": lambda c: norm.register_oot()(c),
-        "named": lambda c: CustomOp.register_oot(name="DemoNorm")(c),
+        "bare": norm.register_oot,
+        "called": norm.register_oot(),
+        "named": CustomOp.register_oot(name="DemoNorm"),
     }[form]
     cls = decorate(vendor(norm))
     assert op_registry_oot["DemoNorm"] is cls is maybe_get_oot_by_class(norm)
@@ -76,7 +76,10 @@ def test_replacement_keeps_the_in_tree_switch_and_is_on_by_default(norm: Any, bu
     cls = norm.register_oot(vendor(norm))
     assert cls.name == "demo_norm"
     for switches, built, result in [
-        (("none",), cls, 1), (("all",), cls, 1), (("none", "+demo_norm"), cls, 1), (("all", "-demo_norm"), norm, 0),
+        (("none",), cls, 1),
+        (("all",), cls, 1),
+        (("none", "+demo_norm"), cls, 1),
+        (("all", "-demo_norm"), norm, 0),
     ]:
         with building(*switches, kind="OOT"):
             made = norm()
@@ -98,7 +101,10 @@ def test_replacement_must_be_a_subclass(norm: Any) -> None:
 
 def test_dead_name_is_refused_with_the_nearest(norm: Any) -> None:
     """A registration that would never match is not accepted in silence."""
-    with pytest.raises(RegistrationError, match=r"No op class is called 'DemoNrm'[\s\S]*Remedy: register_oot\(name='DemoNorm'\)"):
+    with pytest.raises(
+        RegistrationError,
+        match=r"No op class is called 'DemoNrm'[\s\S]*Remedy: register_oot\(name='DemoNorm'\)",
+    ):
         CustomOp.register_oot(name="DemoNrm")(vendor(norm))
 
 

@@ -34,7 +34,8 @@ def find_spec(module: str) -> ModuleSpec | None:
     for part in module.split("."):
         name = f"{name}.{part}" if name else part
         spec = next(
-            (s for f in sys.meta_path if hasattr(f, "find_spec") and (s := f.find_spec(name, path)) is not None), None
+            (s for f in sys.meta_path if hasattr(f, "find_spec") and (s := f.find_spec(name, path)) is not None),
+            None,
         )
         if spec is None:
             return None
@@ -105,8 +106,12 @@ def resolve_class(path: str, candidate: Candidate) -> Any:
         spec = find_spec_quietly(module)
         reason = _not_its_own(candidate, module, spec.origin or "") if spec else f"module {module} does not exist"
         if reason:
-            raise LoadError(f"{path} is outside of {candidate.dist.name}.", who=candidate.label, why=reason,
-                            remedy="return a class of the plugin's own distribution.")
+            raise LoadError(
+                f"{path} is outside of {candidate.dist.name}.",
+                who=candidate.label,
+                why=reason,
+                remedy="return a class of the plugin's own distribution.",
+            )
     return _get(module, attribute, candidate)
 
 
@@ -124,10 +129,13 @@ def _get(module: str, attribute: str, candidate: Candidate) -> Any:
     except Exception as err:
         missing = getattr(err, "name", None) if isinstance(err, ModuleNotFoundError) else None
         why = f"{type(err).__name__}: {err}"
-        if missing and missing.partition(".")[0] in ("vllm",):
+        if missing and missing.partition(".")[0] == "vllm":
             why += " (written for vLLM, which is not installed)"
-        raise LoadError(f"{module} of {candidate.dist.name} cannot be imported: {why}", who=candidate.label,
-                        remedy=f"python -c 'import {module}' shows the whole traceback.") from err
+        raise LoadError(
+            f"{module} of {candidate.dist.name} cannot be imported: {why}",
+            who=candidate.label,
+            remedy=f"python -c 'import {module}' shows the whole traceback.",
+        ) from err
     for part in filter(None, attribute.split(".")):
         try:
             found = getattr(found, part)
@@ -135,9 +143,15 @@ def _get(module: str, attribute: str, candidate: Candidate) -> Any:
             loading = getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False)
             why = (
                 f"{module} is only partially initialized: its own import is what asked for the platform, before "
-                f"{attribute} was defined" if loading else f"{module} has no attribute {attribute!r}"
+                f"{attribute} was defined"
+                if loading
+                else f"{module} has no attribute {attribute!r}"
             )
-            raise LoadError(f"{candidate.value} of {candidate.dist.name} cannot be loaded: {why}", who=candidate.label,
-                            remedy="define it before the module imports what needs current_platform."
-                            if loading else f"check the entry point {candidate.name!r}.") from err
+            raise LoadError(
+                f"{candidate.value} of {candidate.dist.name} cannot be loaded: {why}",
+                who=candidate.label,
+                remedy="define it before the module imports what needs current_platform."
+                if loading
+                else f"check the entry point {candidate.name!r}.",
+            ) from err
     return found

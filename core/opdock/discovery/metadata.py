@@ -106,7 +106,7 @@ def scan(path: Sequence[str] | None = None, *, cwd: str | None = None) -> Scan:
     """
     issues: list[str] = []
     projects: dict[str, list[_Folder]] = {}
-    for folder in _folders(sys.path if path is None else path, os.getcwd() if cwd is None else cwd, issues):
+    for folder in _folders(sys.path if path is None else path, str(Path.cwd()) if cwd is None else cwd, issues):
         projects.setdefault(folder.project, []).append(folder)
     candidates: list[Candidate] = []
     for folders in projects.values():
@@ -133,7 +133,7 @@ def _folders(path: Sequence[str], cwd: str, issues: list[str]) -> list[_Folder]:
         except OSError:
             continue  # no folder: a zip file, or an entry of the path that does not exist
         for name in names:
-            folder = os.path.realpath(os.path.join(real, name))
+            folder = os.path.realpath(f"{real}/{name}")
             if folder not in seen:
                 seen.add(folder)
                 found.append(_read_folder(Path(folder), name, in_cwd=in_cwd, issues=issues))
@@ -147,7 +147,7 @@ def _install_folders() -> list[str]:
 
 
 def _read_folder(path: Path, name: str, *, in_cwd: bool, issues: list[str]) -> _Folder | None:
-    project = re.sub(r"[-_.]+", "-", name.rsplit(".", 1)[0].split("-")[0]).lower()
+    project = re.sub(r"[-_.]+", "-", name.rsplit(".", 1)[0].split("-", maxsplit=1)[0]).lower()
     text = None
     try:
         text = (path / "entry_points.txt").read_text(encoding="utf-8")
@@ -169,21 +169,28 @@ def _choose(folders: list[_Folder], issues: list[str]) -> _Folder:
         empty = sum(not f.ours for f in folders)
         note = f", {empty} of them without entry points" if empty else ""
         others = ", ".join(str(f.path) for f in folders)
-        issues.append(f"{best.project} has {len(folders)} metadata folders{note}: {others}; using {best.path}. "
-                      f"Reinstall it to remove the stale ones.")
+        issues.append(
+            f"{best.project} has {len(folders)} metadata folders{note}: {others}; using {best.path}. "
+            f"Reinstall it to remove the stale ones."
+        )
     if best.ours and best.in_cwd:
-        issues.append(f"{best.project} is found only through the current folder: it is not loaded. Install it, "
-                      "or run from another folder.")
+        issues.append(
+            f"{best.project} is found only through the current folder: it is not loaded. Install it, "
+            "or run from another folder."
+        )
     return best
 
 
 def _report_lines(folder: _Folder, issues: list[str]) -> None:
     for line in folder.lines:
         if line.value is None and (line.group in GROUPS or entry_points.misspelt(line.group)):
-            issues.append(f"{folder.project}: a line in [{line.group}] is no 'name = value' and is skipped: {line.name}")
+            issues.append(
+                f"{folder.project}: a line in [{line.group}] is no 'name = value' and is skipped: {line.name}"
+            )
         elif not line.name and (right := entry_points.misspelt(line.group)):
-            issues.append(f"{folder.project} declares the group [{line.group}], which nothing reads. "
-                          f"Did you mean [{right}]?")
+            issues.append(
+                f"{folder.project} declares the group [{line.group}], which nothing reads. Did you mean [{right}]?"
+            )
 
 
 def _dist(folder: _Folder, issues: list[str]) -> Dist:
@@ -194,8 +201,16 @@ def _dist(folder: _Folder, issues: list[str]) -> Dist:
     version = headers.get("Version") or (stem.split("-")[1] if "-" in stem else "?")
     wanted = headers.get_all("Requires-Dist") or _egg_requirements(folder.path)
     opdock, others = _requirements(name, wanted, issues)
-    return Dist(name, version, str(folder.path.parent), str(folder.path), opdock, others,
-                _editable_root(folder.path), folder.in_cwd)
+    return Dist(
+        name,
+        version,
+        str(folder.path.parent),
+        str(folder.path),
+        opdock,
+        others,
+        _editable_root(folder.path),
+        folder.in_cwd,
+    )
 
 
 def _egg_requirements(path: Path) -> list[str]:

@@ -37,9 +37,7 @@ def decline(reason: str) -> None:
         answer.reason = reason
 
 
-def platform_plugin(
-    class_path: str, *, probe: str | Callable[[], object] | None = None
-) -> Callable[[], str | None]:
+def platform_plugin(class_path: str, *, probe: str | Callable[[], object] | None = None) -> Callable[[], str | None]:
     """Return the callable that an entry point in ``vllm.platform_plugins`` names.
 
     It returns ``class_path`` when opdock asks and the probe finds the device, and None to anybody else: a

@@ -9,7 +9,8 @@ from opdock.errors import suggest
 from opdock.ir.choice import Choice, Verdict
 from opdock.ir.counter import counting
 from opdock.ir.impl import IrOpImpl
-from opdock.ir.op import IrOp, register_op
+from opdock.ir.op import IrOp
+from opdock.ir.register import register_op
 
 __all__ = [
     "Choice",
@@ -51,4 +52,3 @@ native = Namespace("native", _native_of)
 """The native definitions, never dispatched; ``.maybe_inplace`` is the definition itself."""
 
 from opdock.ir import ops  # noqa: E402 - registers the ops, through the names above
-

@@ -74,7 +74,13 @@ class IrOpImpl:
         if self._supports_args is None:
             return ""
         said = self._supports_args(*args, **kwargs)
-        return said if isinstance(said, str) else "" if said else f"supports_args said no ({journal.Site.of(self._supports_args)})"
+        return (
+            said
+            if isinstance(said, str)
+            else ""
+            if said
+            else f"supports_args said no ({journal.Site.of(self._supports_args)})"
+        )
 
     @functools.cached_property
     def func_impl_fn(self) -> Callable[..., Any]:

@@ -44,8 +44,13 @@ class IrOp(Tolerances, InputGenerator):
     registry: ClassVar[Mapping[str, IrOp]]
 
     def __init__(
-        self, name: str, native: Callable[..., Any], *, activations: Sequence[str] | None = None,
-        allow_inplace: bool = False, batch_invariant: bool = False,
+        self,
+        name: str,
+        native: Callable[..., Any],
+        *,
+        activations: Sequence[str] | None = None,
+        allow_inplace: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         """Check the definition, then define the torch op; a refused one leaves nothing behind."""
         _check_name("Op", name)
@@ -66,9 +71,7 @@ class IrOp(Tolerances, InputGenerator):
         self._check_activations()
         self.activation_indices = tuple(self.parameters.index(n) for n in self.activations)
         self.schema = schema_of(native, f"op {name!r}")
-        self.impls: dict[str, IrOpImpl] = {
-            NATIVE: IrOpImpl(self, NATIVE, native, batch_invariant=batch_invariant)
-        }
+        self.impls: dict[str, IrOpImpl] = {NATIVE: IrOpImpl(self, NATIVE, native, batch_invariant=batch_invariant)}
         self._fake: Callable[..., Any] = native
         self._scope: contextvars.ContextVar[plan.Plan] = contextvars.ContextVar(f"{NAMESPACE}.{name}")
         plan_class = type("Plan", (plan.Plan,), {"scoped": property(self._scope.get)})
@@ -105,14 +108,16 @@ class IrOp(Tolerances, InputGenerator):
         unknown = [n for n in self.activations if n not in self._tensors]
         if unknown:
             raise RegistrationError(
-                f"Activation {unknown[0]!r} of op {self.name} is no tensor parameter.", who=str(self.site),
+                f"Activation {unknown[0]!r} of op {self.name} is no tensor parameter.",
+                who=str(self.site),
                 remedy=f"name some of {', '.join(self._tensors)}.",
             )
         returned = str(signature_of(self.native, self.name).return_annotation).count("Tensor")
         if self.allow_inplace and returned != len(self.activations):
             raise RegistrationError(
                 f"Inplace overload requires the same number of outputs as activations: op {self.name} has {returned} "
-                f"outputs and {len(self.activations)} activations.", who=str(self.site),
+                f"outputs and {len(self.activations)} activations.",
+                who=str(self.site),
             )
 
     # -- the torch ops and the public functions
@@ -121,10 +126,8 @@ class IrOp(Tolerances, InputGenerator):
         # maybe_inplace has the functional schema on purpose: any backend may run it, and only a lowering pass
         # reads its name as "the activations are dead afterwards".
         self._library.define(qualname + self.schema)
-        self._library.impl(qualname, lambda *a: self.fn.__globals__["_plan"](*a), "CompositeExplicitAutograd")
-        torch.library.register_fake(
-            f"{NAMESPACE}::{qualname}", lambda *a, **k: self._fake(*a, **k), lib=self._library
-        )
+        self._library.impl(qualname, self._run_plan, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{qualname}", self._run_fake, lib=self._library)
         packet = getattr(getattr(torch.ops, NAMESPACE), self.name)
         overload = packet.default if kind == "call" else packet.maybe_inplace
         positions = [self.parameters.index(n) for n in self._tensors]
@@ -142,20 +145,34 @@ class IrOp(Tolerances, InputGenerator):
         fn.overload = overload  # type: ignore[attr-defined]
         return fn
 
+    def _run_plan(self, *args: Any) -> Any:
+        return self.fn.__globals__["_plan"](*args)
+
+    def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fake(*args, **kwargs)
+
     def _install(self) -> None:
         for fn, kind in ((self.fn, "call"), (getattr(self.fn, "maybe_inplace", None), "inplace")):
             if fn is not None:  # one dict store: atomic for every caller
                 scope = fn.__globals__
                 scope["_plan"] = (
-                    scope["_counted"] if counter.active() else scope["_scoped"] if self._scopes
+                    scope["_counted"]
+                    if counter.active()
+                    else scope["_scoped"]
+                    if self._scopes
                     else getattr(self._default, kind)
                 )
 
     # -- registration
 
     def register_impl(
-        self, provider: str, *, supported: Supported = True, supports_args: Callable[..., object] | None = None,
-        inplace: bool = False, batch_invariant: bool = False,
+        self,
+        provider: str,
+        *,
+        supported: Supported = True,
+        supports_args: Callable[..., object] | None = None,
+        inplace: bool = False,
+        batch_invariant: bool = False,
     ) -> Callable[[Callable[..., Any]], IrOpImpl]:
         """Return a decorator that registers an implementation and returns it as an ``IrOpImpl``.
 
@@ -183,8 +200,10 @@ class IrOp(Tolerances, InputGenerator):
                 raise DuplicateError(
                     f"Implementation for provider {provider} already registered.",
                     who=f"op {self.name!r}",
-                    why=[f"registered at  {present.site}" + (f"  {present.owner}" if present.owner else ""),
-                         f"again at       {journal.Site.of(fn)}" + (f"  {o}" if (o := journal.current_owner()) else "")],
+                    why=[
+                        f"registered at  {present.site}" + (f"  {present.owner}" if present.owner else ""),
+                        f"again at       {journal.Site.of(fn)}" + (f"  {o}" if (o := journal.current_owner()) else ""),
+                    ],
                     remedy="give one of the two another provider name.",
                 )
             tracing_tests.refuse_early_registration(self.name, provider)
@@ -194,10 +213,18 @@ class IrOp(Tolerances, InputGenerator):
             if inplace and not self.allow_inplace:
                 raise RegistrationError(
                     f"Inplace implementation cannot be registered for op {self.name} that does not allow inplace.",
-                    who=f"provider {provider!r}  {journal.Site.of(fn)}", remedy="return new tensors.",
+                    who=f"provider {provider!r}  {journal.Site.of(fn)}",
+                    remedy="return new tensors.",
                 )
-            impl = IrOpImpl(self, provider, fn, supported=supported, supports_args=supports_args,
-                            inplace=inplace, batch_invariant=batch_invariant)
+            impl = IrOpImpl(
+                self,
+                provider,
+                fn,
+                supported=supported,
+                supports_args=supports_args,
+                inplace=inplace,
+                batch_invariant=batch_invariant,
+            )
             if env.strict():
                 tracing_tests.probe(impl)
             self._add(impl, present)
@@ -208,8 +235,11 @@ class IrOp(Tolerances, InputGenerator):
     def _add(self, impl: IrOpImpl, present: IrOpImpl | None) -> None:
         with _lock:
             if self._scopes or self._default_names not in ([], [NATIVE]):
-                logger.warning("Warning: registering new impl %s for op %s while priority is set.",
-                               impl.provider, self.name)
+                logger.warning(
+                    "Warning: registering new impl %s for op %s while priority is set.",
+                    impl.provider,
+                    self.name,
+                )
             self.impls[impl.provider] = impl
             self._forget_plans()
             journal.record("IR provider", f"{self.name}.{impl.provider}", lambda: self._remove(impl, present))
@@ -322,56 +352,25 @@ class IrOp(Tolerances, InputGenerator):
 
 
 _PUBLIC_METHODS = (
-    "register_impl", "register_fake", "set_default", "set_priority", "get_priority", "supported_providers",
-    "apply_arg_defaults", "dispatch", "explain", "register_input_generator", "generate_inputs", "override_tolerance",
+    "register_impl",
+    "register_fake",
+    "set_default",
+    "set_priority",
+    "get_priority",
+    "supported_providers",
+    "apply_arg_defaults",
+    "dispatch",
+    "explain",
+    "register_input_generator",
+    "generate_inputs",
+    "override_tolerance",
     "get_tolerance",
 )
 
-_ops: journal.Registry[IrOp] = journal.Registry("IR op")
-IrOp.registry = _ops.view
-
 
 def _check_name(kind: str, name: str) -> None:
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not _NAME.match(name):
         raise RegistrationError(
             f"{kind} name '{name}' is invalid. Names must start with a letter or underscore, followed by lowercase "
             "letters, underscores, or digits only.",
         )
-
-
-def register_op(
-    native: Callable[..., Any] | None = None, *, name: str | None = None, activations: Sequence[str] | None = None,
-    allow_inplace: bool = False, batch_invariant: bool = False,
-) -> Any:
-    """Register a native definition as an IR op and return its public function.
-
-    Args:
-        native: the definition, with annotations; None returns a decorator.
-        name: None takes the function's name.
-        activations: parameters whose memory may be reused; None takes those that begin with ``x``.
-        allow_inplace: adds ``.maybe_inplace(...)``, which gives the activations away.
-        batch_invariant: whether a row's bits of the native definition do not depend on the other rows.
-
-    Raises: RegistrationError for a bad definition; DuplicateError, showing both places, for a name in use.
-    """
-
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        label = name or fn.__name__
-        if label in _ops:
-            present = _ops.get(label)
-            if present.native is fn:
-                return present.fn
-            if not journal.same_definition(present.native, fn):
-                raise DuplicateError(
-                    f"Op '{label}' is already registered.",
-                    why=[f"registered at  {present.site}", f"again at       {journal.Site.of(fn)}"],
-                    remedy="choose another name.",
-                )
-            _ops.unregister(label)  # the module was reloaded
-        with journal.transaction():
-            op = IrOp(label, fn, activations=activations, allow_inplace=allow_inplace, batch_invariant=batch_invariant)
-            journal.record("torch library", f"{NAMESPACE}::{label}", op._library._destroy)
-            _ops.register(label, op, site=op.site)
-        return op.fn
-
-    return register if native is None else register(native)

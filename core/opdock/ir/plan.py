@@ -78,7 +78,11 @@ def _compile(lines: Sequence[str], name: str, label: str, env: dict[str, Any]) -
 
 
 def public_function(
-    name: str, signature: inspect.Signature, tensors: Sequence[str], overload: object, head: Plan,
+    name: str,
+    signature: inspect.Signature,
+    tensors: Sequence[str],
+    overload: object,
+    head: Plan,
     slow: Callable[..., Any],
 ) -> Callable[..., Any]:
     """Return the public function of an op; ``_plan`` is still to be stored in its globals."""
@@ -95,7 +99,9 @@ def public_function(
             f"        return _plan({args})",
             f"    return _slow({args})",
         ],
-        name, name, env,
+        name,
+        name,
+        env,
     )
 
 
@@ -109,7 +115,12 @@ def scoped_function(
 
 
 def chain(
-    name: str, signature: inspect.Signature, impls: Sequence[IrOpImpl], activations: Sequence[str], *, clone: bool
+    name: str,
+    signature: inspect.Signature,
+    impls: Sequence[IrOpImpl],
+    activations: Sequence[str],
+    *,
+    clone: bool,
 ) -> Callable[..., Any]:
     """Return code that runs the first of ``impls`` whose predicate holds; the last one needs none."""
     heads, args, env = _head_of(signature)

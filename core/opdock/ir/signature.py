@@ -16,16 +16,19 @@ from torch.library import infer_schema
 from opdock import journal
 from opdock.errors import RegistrationError, SchemaMismatchError
 
-_COMMON: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor, **{
-    name: getattr(typing, name) for name in ("Any", "List", "Optional", "Sequence", "Tuple", "Union")
-}}
+_COMMON: dict[str, Any] = {
+    "torch": torch,
+    "Tensor": torch.Tensor,
+    **{name: getattr(typing, name) for name in ("Any", "List", "Optional", "Sequence", "Tuple", "Union")},
+}
 
 
 def unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function inside partials and ``functools.wraps`` wrappers."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return inspect.unwrap(fn)
+    inner: Callable[..., Any] = inspect.unwrap(fn)
+    return inner
 
 
 def signature_of(fn: Callable[..., Any], label: str) -> inspect.Signature:
@@ -43,7 +46,8 @@ def signature_of(fn: Callable[..., Any], label: str) -> inspect.Signature:
         hints = typing.get_type_hints(unwrap(fn), *_namespaces(unwrap(fn)))
     except NameError as err:
         raise RegistrationError(
-            f"An annotation of {label} cannot be resolved: {err}.", who=who,
+            f"An annotation of {label} cannot be resolved: {err}.",
+            who=who,
             remedy="import the name where the function is defined, or use torch.Tensor.",
         ) from None
     except (TypeError, ValueError) as err:
@@ -51,7 +55,8 @@ def signature_of(fn: Callable[..., Any], label: str) -> inspect.Signature:
     for name, parameter in signature.parameters.items():
         if name not in hints and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise RegistrationError(
-                f"Parameter {name!r} of {label} has no annotation.", who=who,
+                f"Parameter {name!r} of {label} has no annotation.",
+                who=who,
                 remedy=f"annotate it as the native definition does, for example {name}: torch.Tensor.",
             )
     parameters = [p.replace(annotation=hints.get(n, p.annotation)) for n, p in signature.parameters.items()]
@@ -68,8 +73,11 @@ def _namespaces(fn: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]
         frame = frame.f_back
     for scope in reversed(running):
         local.update(scope)
-    for name, cell in zip(getattr(getattr(fn, "__code__", None), "co_freevars", ()), getattr(fn, "__closure__", None) or (),
-                          strict=False):
+    for name, cell in zip(
+        getattr(getattr(fn, "__code__", None), "co_freevars", ()),
+        getattr(fn, "__closure__", None) or (),
+        strict=False,
+    ):
         local[name] = cell.cell_contents
     return {**_COMMON, **getattr(fn, "__globals__", {})}, local
 
@@ -92,7 +100,8 @@ def schema_of(fn: Callable[..., Any], label: str) -> str:
         return infer_schema(stand_in, mutates_args=())
     except ValueError as err:
         raise RegistrationError(
-            f"The schema of {label} cannot be inferred.", who=f"{label}  {journal.Site.of(unwrap(fn))}",
+            f"The schema of {label} cannot be inferred.",
+            who=f"{label}  {journal.Site.of(unwrap(fn))}",
             why=str(err).splitlines()[0],
             remedy="use the types that torch.library.infer_schema takes: Tensor, int, float, bool, str, their "
             "optionals and Sequences; defaults that are numbers, strings, booleans or None.",
@@ -114,8 +123,10 @@ def check_same_schema(op: str, native: Callable[..., Any], provider: str, fn: Ca
             f"Implementation for provider {provider} has schema '{given}' which does not match native schema "
             f"'{wanted}' for op {op}.",
             who=who,
-            why=[f"native    {wanted}  {journal.Site.of(unwrap(native))}",
-                 f"{provider}  {given}  {journal.Site.of(unwrap(fn))}"],
+            why=[
+                f"native    {wanted}  {journal.Site.of(unwrap(native))}",
+                f"{provider}  {given}  {journal.Site.of(unwrap(fn))}",
+            ],
             remedy="give the provider the parameters of the native definition, with the same names, types and "
             "defaults; refuse values that it cannot handle in supports_args.",
         )
@@ -127,7 +138,8 @@ def check_predicate(provider: str, predicate: object, native: inspect.Signature)
 
     def refuse(what: str) -> SchemaMismatchError:
         return SchemaMismatchError(
-            f"{label} {what}", why=[f"native {native}", f"at {journal.Site.of(predicate)}"],
+            f"{label} {what}",
+            why=[f"native {native}", f"at {journal.Site.of(predicate)}"],
             remedy=f"def supports_args({', '.join(native.parameters)}): ...  with the native defaults.",
         )
 

@@ -31,9 +31,7 @@ class Tolerances:
         self.name = name
         self._overrides: dict[tuple[torch.dtype, str | None], tuple[float, float]] = {}
 
-    def override_tolerance(
-        self, dtype: torch.dtype, *, atol: float, rtol: float, provider: str | None = None
-    ) -> None:
+    def override_tolerance(self, dtype: torch.dtype, *, atol: float, rtol: float, provider: str | None = None) -> None:
         """Set the tolerances of ``dtype``, for every provider or for one; say why beside the call."""
         self._overrides[dtype, provider] = (atol, rtol)
 

@@ -95,7 +95,9 @@ def _probe_predicate(impl: IrOpImpl, args: Sequence[Any], who: str) -> None:
         except (DataDependentOutputException, RegistrationError, RuntimeError) as err:
             reads = "an address (data_ptr is 0 on fake tensors)" if "data_ptr" in str(err) else "data"
             raise RegistrationError(
-                f"supports_args of provider {impl.provider} reads {reads}.", who=who, why=str(err).splitlines()[0],
+                f"supports_args of provider {impl.provider} reads {reads}.",
+                who=who,
+                why=str(err).splitlines()[0],
                 remedy="decide by dtype, shape, strides, storage_offset and device alone.",
             ) from None
 
@@ -105,10 +107,13 @@ def _probe_mutation(impl: IrOpImpl, args: Sequence[Any], who: str) -> None:
     impl.impl_fn(*given)
     allowed = set(impl.op.activations) if impl.inplace else set()
     for name, before, after in zip(impl.op.parameters, args, given, strict=False):
-        if isinstance(before, torch.Tensor) and name not in allowed and not torch.equal(
-            before.nan_to_num(), after.nan_to_num()
+        if (
+            isinstance(before, torch.Tensor)
+            and name not in allowed
+            and not torch.equal(before.nan_to_num(), after.nan_to_num())
         ):
             raise RegistrationError(
-                f"Provider {impl.provider} of op {impl.op.name} writes {name}, which it does not declare.", who=who,
+                f"Provider {impl.provider} of op {impl.op.name} writes {name}, which it does not declare.",
+                who=who,
                 remedy="register it with inplace=True if it writes activations, or write to a new tensor.",
             )

@@ -147,9 +147,7 @@ def stream_text(
 
     Raises: ConfigError at the call, as ``generate``.
     """
-    made = generate(
-        loaded.model, tokens, sampling, max_tokens=max_tokens, stop_tokens=loaded.config.eos_token_ids
-    )
+    made = generate(loaded.model, tokens, sampling, max_tokens=max_tokens, stop_tokens=loaded.config.eos_token_ids)
     return _pieces(made, loaded)
 
 

@@ -109,8 +109,7 @@ def choose_dtype(wanted: torch.dtype | str | None, stored: str | None) -> torch.
         names = [str(d).removeprefix("torch.") for d in supported]
         raise UnsupportedError(
             f"The platform {platform.device_name!r} does not run {str(dtype).removeprefix('torch.')}.",
-            why=f"It runs {', '.join(names)}."
-            + ("" if wanted is not None else " The checkpoint is stored so."),
+            why=f"It runs {', '.join(names)}." + ("" if wanted is not None else " The checkpoint is stored so."),
             remedy=f"opdock generate MODEL --dtype {names[0]}",
         )
     return dtype

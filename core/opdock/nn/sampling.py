@@ -35,13 +35,9 @@ class SamplingParams:
                 remedy="use 0 (greedy) or a number above it.",
             )
         if self.top_k < 0:
-            raise ConfigError(
-                f"top_k={self.top_k} is not possible.", remedy="use 0 (all) or a number of tokens."
-            )
+            raise ConfigError(f"top_k={self.top_k} is not possible.", remedy="use 0 (all) or a number of tokens.")
         if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(
-                f"top_p={self.top_p} is not possible.", remedy="use a number above 0 and up to 1."
-            )
+            raise ConfigError(f"top_p={self.top_p} is not possible.", remedy="use a number above 0 and up to 1.")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ConfigError(f"seed={self.seed} is not possible.", remedy="use a whole number of 64 bits.")
 
@@ -63,9 +59,7 @@ def make_generator(params: SamplingParams, device: torch.device) -> torch.Genera
     return generator
 
 
-def sample(
-    logits: torch.Tensor, params: SamplingParams, generator: torch.Generator | None = None
-) -> torch.Tensor:
+def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator | None = None) -> torch.Tensor:
     """Return the next token of each row, (rows,) int64.
 
     Args:

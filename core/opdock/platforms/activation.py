@@ -72,7 +72,9 @@ def instantiate(chosen: Chosen) -> Platform:
         return instance
 
 
-def run_hooks(chosen: Chosen, platform: Platform, plugins: list[metadata.Candidate], version: str) -> pluggy.PluginManager:
+def run_hooks(
+    chosen: Chosen, platform: Platform, plugins: list[metadata.Candidate], version: str
+) -> pluggy.PluginManager:
     """Run the kernel hooks of the platform and of every package in ``opdock.plugins``.
 
     Raises: PlatformFailedError when the platform's own hook raises; what was registered is undone.
@@ -87,8 +89,10 @@ def run_hooks(chosen: Chosen, platform: Platform, plugins: list[metadata.Candida
         what = err.what if isinstance(err, OpdockError) else f"{type(err).__name__}: {err}"
         raise chosen.failed(
             f"failed while it was activated: {what}",
-            ["What it registered is undone; libraries that it loaded and objects that it patched are not.",
-             *(err.why if isinstance(err, OpdockError) else [])],
+            [
+                "What it registered is undone; libraries that it loaded and objects that it patched are not.",
+                *(err.why if isinstance(err, OpdockError) else []),
+            ],
             err,
         ) from err
 

@@ -61,7 +61,7 @@ def prepare(config: OpdockConfig, platform: Platform) -> None:
     priorities = effective_priorities(config, platform)
     platform.check_and_update_config(config)
     refuse_misspelt_switches(config)
-    config.kernel_config.ir_op_priority = IrOpPriorityConfig(**priorities)
+    config.kernel_config.ir_op_priority = IrOpPriorityConfig(priorities)
     install_priorities(config)
     for fault in [*switches.faults_of_replacements(platform), *_both_ways(priorities)]:
         logger.warning("%s", fault)
@@ -76,8 +76,9 @@ def effective_priorities(config: OpdockConfig, platform: Platform) -> dict[str, 
     user, default = config.kernel_config.ir_op_priority, platform.get_default_ir_op_priority(config)
     for op in user:
         if op not in ir.registry:
-            raise UnknownNameError(f"The priorities name IR op {op!r}, which does not exist.",
-                                   remedy=suggest(op, ir.registry))
+            raise UnknownNameError(
+                f"The priorities name IR op {op!r}, which does not exist.", remedy=suggest(op, ir.registry)
+            )
     manager = current.hook_manager()
     extra = manager.hook.default_ir_op_priority(platform=platform, config=config) if manager else []
     return {
@@ -93,12 +94,17 @@ def _priority_of(
     for provider in user[name]:
         if provider.lstrip("-") not in known:
             raise UnknownNameError(
-                f"IR op {name!r} has no provider {provider.lstrip('-')!r}.", remedy=suggest(provider.lstrip("-"), known)
+                f"IR op {name!r} has no provider {provider.lstrip('-')!r}.",
+                remedy=suggest(provider.lstrip("-"), known),
             )
     theirs = [*extra, *(default[name] or [NATIVE])]
     for provider in (p for p in theirs if p not in known):
-        logger.warning("Platform %s lists provider %r of IR op %s, which is not registered.",
-                       platform.device_name, provider, name)
+        logger.warning(
+            "Platform %s lists provider %r of IR op %s, which is not registered.",
+            platform.device_name,
+            provider,
+            name,
+        )
     return merge_priority(user[name], [p for p in theirs if p in known]) or [NATIVE]
 
 

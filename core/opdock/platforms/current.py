@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from opdock import context, env, journal
 from opdock.discovery import loading, metadata, selecting
 from opdock.errors import PlatformError, ReentryError
-from opdock.platforms import activation, general, hints, order, selection
+from opdock.platforms import activation, general, hints, hooks, order, selection
 
 if TYPE_CHECKING:
     import pluggy
@@ -139,12 +139,12 @@ def _ask(candidate: metadata.Candidate) -> selection.Outcome:
     timer.daemon = True
     timer.start()
     try:
-        with order.step("ask", candidate.label), journal.transaction(activation.hooks.owner_of(candidate)):
+        with order.step("ask", candidate.label), journal.transaction(hooks.owner_of(candidate)):
             register = loading.load(candidate)
             with selecting.asking() as answer:
                 path = register() if callable(register) else register
         return _outcome(candidate, path, answer.reason)
-    except (Exception, SystemExit) as err:
+    except (Exception, SystemExit) as err:  # noqa: BLE001 - catching what a plugin raised is what this is for
         return selection.Outcome(error=err)
     finally:
         timer.cancel()
@@ -164,15 +164,22 @@ def _outcome(candidate: metadata.Candidate, path: object, reason: str) -> select
 
 def _ask_foreign(candidate: metadata.Candidate) -> selection.Outcome:
     """Examine a package written for another host in a child: its import may do anything."""
-    from opdock.discovery.child import probe_in_child
+    from opdock.platforms.child import probe_in_child
 
     report = probe_in_child(candidate.name, timeout=env.probe_timeout(), distribution=candidate.dist.name)
-    said = {"timeout": "did not answer in time", "activated": "its class is not a subclass of opdock's Platform"}
+    said = {
+        "timeout": "did not answer in time",
+        "activated": "its class is not a subclass of opdock's Platform",
+    }
     reason = f"{candidate.dist.name} does not require opdock: written for another host. In a child process: "
     reason += said.get(report.status, report.status) + (f", {report.reason}" if report.reason else "")
-    return selection.Outcome(reason=reason, error=PlatformError(
-        reason, remedy=f"opdock check {candidate.dist.name} lists what a port needs.",
-    ))
+    return selection.Outcome(
+        reason=reason,
+        error=PlatformError(
+            reason,
+            remedy=f"opdock check {candidate.dist.name} lists what a port needs.",
+        ),
+    )
 
 
 def _candidate_of(chosen: selection.Selection, candidates: list[metadata.Candidate]) -> metadata.Candidate | None:
@@ -201,15 +208,22 @@ def _accessing_module() -> str:
 def _reentry() -> ReentryError:
     here = journal.Site.here()
     half = sorted(
-        name for name, module in list(sys.modules.items())
+        name
+        for name, module in list(sys.modules.items())
         if getattr(getattr(module, "__spec__", None), "_initializing", False) and not name.startswith("opdock.")
     )
     return ReentryError(
         "current_platform is needed while it is being decided.",
-        who=[f"first access: module {_state.first_module}", f"second access: module {here.module}  {here}",
-             *([f"being asked: {_state.asking}"] if _state.asking else [])],
-        why=[f"partially initialized modules: {', '.join(half) or 'none'}", "stack of the first access:",
-             _state.init_trace.rstrip()],
+        who=[
+            f"first access: module {_state.first_module}",
+            f"second access: module {here.module}  {here}",
+            *([f"being asked: {_state.asking}"] if _state.asking else []),
+        ],
+        why=[
+            f"partially initialized modules: {', '.join(half) or 'none'}",
+            "stack of the first access:",
+            _state.init_trace.rstrip(),
+        ],
         remedy="in the plugin's module, import what needs current_platform inside a function, not at the top.",
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from opdock import env
-from opdock.discovery import child, loading, metadata
+from opdock.discovery import loading, metadata
 from opdock.errors import PlatformFailedError
-from opdock.platforms import current, selection
+from opdock.platforms import child, current, selection
 
 
 def examine(scan: metadata.Scan | None = None) -> selection.Selection:

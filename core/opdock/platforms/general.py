@@ -29,8 +29,11 @@ def run_general_plugins(candidates: Iterable[metadata.Candidate], opdock_version
         if reason:
             logger.debug("General plugin %s does not run: %s", candidate.label, reason)
         elif candidate.name in seen:
-            logger.warning("General plugin %s does not run: %s has the name already.",
-                           candidate.label, seen[candidate.name].label)
+            logger.warning(
+                "General plugin %s does not run: %s has the name already.",
+                candidate.label,
+                seen[candidate.name].label,
+            )
         else:
             seen[candidate.name] = candidate
             _run(candidate)

@@ -101,7 +101,9 @@ def _drift(base: object, override: object) -> str:
         missing = plain[len(positions)].name
         return f"{text}: the host also passes {missing!r}"
     names = {p.name for p in plain}
-    unexpected = [p.name for p in required if p.name not in names and (p not in positions or positions.index(p) >= len(plain))]
+    unexpected = [
+        p.name for p in required if p.name not in names and (p not in positions or positions.index(p) >= len(plain))
+    ]
     if unexpected:
         return f"{text}: the host never passes {unexpected[0]!r}"
     for mine, theirs in zip(positions, plain, strict=False):

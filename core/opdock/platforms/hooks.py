@@ -61,7 +61,10 @@ def may_run(candidate: metadata.Candidate, opdock_version: str) -> str:
 
 
 def make_manager(
-    platform: Platform, owner: journal.Owner | None, plugins: Iterable[metadata.Candidate], opdock_version: str
+    platform: Platform,
+    owner: journal.Owner | None,
+    plugins: Iterable[metadata.Candidate],
+    opdock_version: str,
 ) -> pluggy.PluginManager:
     """Return a manager that holds the platform and every package in ``opdock.plugins`` that may run.
 

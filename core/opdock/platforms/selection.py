@@ -148,11 +148,18 @@ def decide(verdicts: Sequence[Verdict], outcomes: Mapping[int, Outcome], request
     active = [v for v in final if v.verdict == "activated"]
     failed = [v for v in final if v.verdict == "failed"]
 
-    def done(winner: str | None, path: str | None, reason: str, error: PlatformError | None = None,
-             warnings: tuple[str, ...] = ()) -> Selection:
+    def done(
+        winner: str | None,
+        path: str | None,
+        reason: str,
+        error: PlatformError | None = None,
+        warnings: tuple[str, ...] = (),
+    ) -> Selection:
         losers = tuple(
             replace(v, verdict="declined", reason=f"active, but {winner} was chosen")
-            if error is None and v.verdict == "activated" and v.name != winner else v for v in final
+            if error is None and v.verdict == "activated" and v.name != winner
+            else v
+            for v in final
         )
         return Selection(winner, path, reason, losers, warnings, error)
 
@@ -187,7 +194,9 @@ def _with_outcome(verdict: Verdict, outcome: Outcome) -> Verdict:
     if outcome.error is not None:
         return replace(verdict, verdict="failed", reason=outcome.reason or _short(outcome.error), error=outcome.error)
     if outcome.class_path is None:
-        return replace(verdict, verdict="declined", reason=outcome.reason or "register() returned None, no reason given")
+        return replace(
+            verdict, verdict="declined", reason=outcome.reason or "register() returned None, no reason given"
+        )
     return replace(verdict, verdict="activated", reason=outcome.reason or "active", class_path=outcome.class_path)
 
 
@@ -236,9 +245,7 @@ def _duplicate(same: Sequence[Verdict]) -> PlatformConflictError:
 
 def _failed(failed: Sequence[Verdict], because: str) -> PlatformFailedError:
     why = [f"none is used in its place: {because}."]
-    for v in failed:
-        if v.error is not None:
-            why.append("".join(traceback.format_exception(v.error)).rstrip())
+    why += ["".join(traceback.format_exception(v.error)).rstrip() for v in failed if v.error is not None]
     error = PlatformFailedError(
         "Platform plugin failed: " + "; ".join(f"{v.name}: {v.reason}" for v in failed),
         who=[v.label for v in failed],

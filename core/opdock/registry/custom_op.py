@@ -37,6 +37,8 @@ class CustomOp(OpClass):
     """
 
     _dynamic_arg_dims: ClassVar[DynamicDims | None] = None
+    _bound: tuple[str, CompileSpec | None]
+    _forward_method: Callable[..., Any]
 
     def __init__(self, *, enforce_enable: bool = False, compile_native: bool = False) -> None:
         """Bind the method."""
@@ -168,8 +170,7 @@ def _with_signature_of(native: Callable[..., Any]) -> Callable[..., Any]:
     heads = [f"{p.name}=_{p.name}" if f"_{p.name}" in env else p.name for p in parameters]
     names = [p.name for p in parameters]
     exec(  # noqa: S102 - built from parameter names alone
-        f"def forward({', '.join(heads)}):\n"
-        f"    return {names[0]}._forward_method({', '.join(names[1:])})\n",
+        f"def forward({', '.join(heads)}):\n    return {names[0]}._forward_method({', '.join(names[1:])})\n",
         env,
     )
     forward: Callable[..., Any] = env["forward"]

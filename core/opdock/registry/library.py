@@ -21,7 +21,17 @@ def check_dispatch_key(key: str, device_type: str | None = None) -> None:
 
     The empty key is refused: torch takes it for every device at once.
     """
-    known = [k for k in ("CPU", "CUDA", "XPU", "MPS", "HPU", "XLA", "MTIA", "PrivateUse1", "CompositeExplicitAutograd")]
+    known = (
+        "CPU",
+        "CUDA",
+        "XPU",
+        "MPS",
+        "HPU",
+        "XLA",
+        "MTIA",
+        "PrivateUse1",
+        "CompositeExplicitAutograd",
+    )
     try:
         if not key:
             raise RuntimeError("the empty key would register for every device")

@@ -31,7 +31,7 @@ class CompileSpec:
 
     def apply(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``fn`` compiled; the result keeps ``fn`` and this specification as attributes."""
-        options = {"graph_partition": False} if self.backend == "inductor" else {}
+        options: dict[str, Any] = {"graph_partition": False} if self.backend == "inductor" else {}
         compiled = torch.compile(fn, dynamic=not self.dims, backend=self.backend, options=options)
         call = functools.wraps(fn)(self._marking(compiled, inspect.signature(fn)) if self.dims else compiled)
         call._compile_spec = self  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ class OpClass(nn.Module):
     name: ClassVar[str]
     ir: Any
 
-    def __new__(cls, *args: object, **kwargs: object) -> OpClass:
+    def __new__(cls, *_: object, **__: object) -> OpClass:
         """Allocate the class that replaces ``cls``, unless ``-op`` takes it out."""
         config = context.get_current_config()
         _refuse_inside_forward(cls)
@@ -57,7 +57,7 @@ class OpClass(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state over and look the namespace up again."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.__dict__["ir"] = getattr(ir, state["ir"])
 
     @classmethod
@@ -68,9 +68,11 @@ class OpClass(nn.Module):
         """
 
         def decorate(op_cls: C) -> C:
-            if not isinstance(op_cls, type) or not issubclass(op_cls, cls):
+            given: object = op_cls
+            if not (isinstance(given, type) and issubclass(given, cls)):
                 raise RegistrationError(
-                    f"{op_cls!r} is not a subclass of {cls.__name__}.", remedy=f"class Name({cls.__name__}): ..."
+                    f"{op_cls!r} is not a subclass of {cls.__name__}.",
+                    remedy=f"class Name({cls.__name__}): ...",
                 )
             tables.register_op_class(name, op_cls)
             op_cls.name = name  # type: ignore[attr-defined]
@@ -119,7 +121,7 @@ def _not_a_class(obj: object) -> _NotAClass:
 
 
 def _allocate(cls: type[OpClass]) -> OpClass:
-    return cast("OpClass", nn.Module.__new__(cls))
+    return nn.Module.__new__(cls)
 
 
 def _refuse_inside_forward(cls: type) -> None:

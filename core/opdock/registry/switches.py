@@ -114,9 +114,7 @@ def definer(cls: type, method: str, platform: Platform) -> tuple[str, type | Non
     return chain[-1], None
 
 
-def choose_class(
-    cls: type, config: CompilationConfig, platform: Platform, *, force: bool = False
-) -> ClassChoice:
+def choose_class(cls: type, config: CompilationConfig, platform: Platform, *, force: bool = False) -> ClassChoice:
     """Return what is built when model code asks for ``cls``, which method it binds, and why.
 
     Args:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from opdock import journal
 from opdock.errors import DuplicateError, RegistrationError, nearest
@@ -29,7 +28,7 @@ def register_op_class(name: str, cls: type) -> None:
 
     Raises: RegistrationError for a bad name; DuplicateError naming both places.
     """
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not _NAME.match(name):
         raise RegistrationError(
             f"Op name {name!r} is invalid.",
             who=f"class {cls.__qualname__}  {journal.Site.of(cls)}",
@@ -48,8 +47,10 @@ def register_replacement(target: type, replacement: type) -> None:
     if other is not None and not journal.same_definition(other, target):
         raise DuplicateError(
             f"Duplicate layer name: {key}",
-            why=[f"replaced already: {other.__module__}.{other.__qualname__}",
-                 f"and now:          {target.__module__}.{target.__qualname__}"],
+            why=[
+                f"replaced already: {other.__module__}.{other.__qualname__}",
+                f"and now:          {target.__module__}.{target.__qualname__}",
+            ],
             remedy="give one of the two in-tree classes another name.",
         )
     before = dict(_targets)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - the field's name for it
+from torch.nn import functional as F
 
-from opdock.ir.op import register_op
 from opdock.ir.ops._numerics import halves
+from opdock.ir.register import register_op
 
 
 @register_op
@@ -34,8 +34,11 @@ def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "no
 
 @gelu_and_mul_sparse.register_input_generator
 def _inputs(
-    num_tokens: int = 8, hidden_size: int = 64, dtype: torch.dtype = torch.float32,
-    std_multiplier: float = 1.6448536269514722, approximate: str = "tanh",
+    num_tokens: int = 8,
+    hidden_size: int = 64,
+    dtype: torch.dtype = torch.float32,
+    std_multiplier: float = 1.6448536269514722,
+    approximate: str = "tanh",
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, float, str]:
     x = torch.randn(num_tokens, 2 * hidden_size, dtype=dtype, device=device)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opdock.ir.op import register_op
 from opdock.ir.ops._numerics import root_mean_square, widen
+from opdock.ir.register import register_op
 
 
 @register_op
@@ -33,7 +33,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: in
 
 @rms_norm.register_input_generator
 def _inputs(
-    num_tokens: int = 8, hidden_size: int = 64, dtype: torch.dtype = torch.float32, epsilon: float = 1e-5,
+    num_tokens: int = 8,
+    hidden_size: int = 64,
+    dtype: torch.dtype = torch.float32,
+    epsilon: float = 1e-5,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor, float]:
     x = torch.randn(num_tokens, hidden_size, dtype=dtype, device=device)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opdock.ir.op import register_op
 from opdock.ir.ops._numerics import ShapeError
+from opdock.ir.register import register_op
 
 
 @register_op(activations=["query", "key"], allow_inplace=True, batch_invariant=True)
@@ -41,8 +41,8 @@ def rotary_embedding(
     return _rotate(query, cos, sin, head_size, is_neox), _rotate(key, cos, sin, head_size, is_neox)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, head_size: int, is_neox: bool) -> Tensor:  # noqa: FBT001 - private
-    heads = x if x.dim() == 3 else x.unflatten(-1, (-1, head_size))
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, head_size: int, is_neox: bool) -> Tensor:
+    heads = x if x.dim() == 3 else x.view(x.shape[0], x.shape[-1] // head_size, head_size)
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     rotated = heads[..., : 2 * half]
@@ -58,12 +58,18 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, head_size: int, is_neox: bool) 
 
 @rotary_embedding.register_input_generator
 def _inputs(
-    num_tokens: int = 8, hidden_size: int = 64, dtype: torch.dtype = torch.float32, head_size: int = 16,
-    is_neox: bool = True, device: torch.device | str | None = None,  # noqa: FBT001, FBT002 - the op's own parameter
+    num_tokens: int = 8,
+    hidden_size: int = 64,
+    dtype: torch.dtype = torch.float32,
+    head_size: int = 16,
+    is_neox: bool = True,
+    device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor, bool]:
     positions = torch.randint(0, 128, (num_tokens,), device=device)
     heads = max(1, hidden_size // head_size)
-    query, key = (torch.randn(num_tokens, n * head_size, dtype=dtype, device=device) for n in (heads, max(1, heads // 2)))
+    query, key = (
+        torch.randn(num_tokens, n * head_size, dtype=dtype, device=device) for n in (heads, max(1, heads // 2))
+    )
     angles = torch.outer(torch.arange(128.0), 10000.0 ** -(torch.arange(0, head_size, 2) / head_size))
     cache = torch.cat((angles.cos(), angles.sin()), dim=-1).to(device=device)
     return positions, query, key, head_size, cache, is_neox

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - the field's name for it
+from torch.nn import functional as F
 
-from opdock.ir.op import register_op
 from opdock.ir.ops._numerics import halves
+from opdock.ir.register import register_op
 
 
 @register_op(batch_invariant=True)
@@ -31,7 +31,9 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 @silu_and_mul.register_input_generator
 def _inputs(
-    num_tokens: int = 8, hidden_size: int = 64, dtype: torch.dtype = torch.float32,
+    num_tokens: int = 8,
+    hidden_size: int = 64,
+    dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor]:
     return (torch.randn(num_tokens, 2 * hidden_size, dtype=dtype, device=device),)

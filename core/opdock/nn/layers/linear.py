@@ -53,9 +53,7 @@ class LinearBase(PluggableLayer):
         self.params_dtype = params_dtype or torch.get_default_dtype()
         self.prefix = prefix
         self.return_bias = return_bias
-        self.weight = nn.Parameter(
-            torch.empty(output_size, input_size, dtype=self.params_dtype), requires_grad=False
-        )
+        self.weight = nn.Parameter(torch.empty(output_size, input_size, dtype=self.params_dtype), requires_grad=False)
         self.register_parameter("bias", _bias(output_size, self.params_dtype) if bias else None)
 
     def forward(self, x: torch.Tensor) -> LinearOutput:
@@ -134,9 +132,7 @@ class _JoinedLinear(ColumnParallelLinear):
                 remedy=f"use one of {', '.join(map(repr, offsets))}.",
             )
         first, rows = offsets[loaded_shard_id]
-        copy_checked(
-            param.data.narrow(0, first, rows), loaded_weight, f"{self.prefix} shard {loaded_shard_id!r}"
-        )
+        copy_checked(param.data.narrow(0, first, rows), loaded_weight, f"{self.prefix} shard {loaded_shard_id!r}")
 
 
 @PluggableLayer.register("merged_column_parallel_linear")

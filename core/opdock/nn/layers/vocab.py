@@ -36,9 +36,7 @@ class VocabParallelEmbedding(PluggableLayer):
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.prefix = prefix
-        self.weight = nn.Parameter(
-            torch.empty(num_embeddings, embedding_dim, dtype=params_dtype), requires_grad=False
-        )
+        self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim, dtype=params_dtype), requires_grad=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the rows."""

@@ -79,9 +79,7 @@ class ModelConfig:
         if self.num_heads % self.num_kv_heads:
             raise self._broken(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key heads.")
         if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
-            raise self._broken(
-                f"rotary_dim {self.rotary_dim} is odd or larger than head_dim {self.head_dim}."
-            )
+            raise self._broken(f"rotary_dim {self.rotary_dim} is odd or larger than head_dim {self.head_dim}.")
         if self.hidden_act not in ACTIVATIONS:
             raise UnsupportedError(
                 f"No MLP with activation {self.hidden_act!r}.",

@@ -39,9 +39,7 @@ class DecoderAttention(nn.Module):
             bias=config.qkv_bias,
             prefix=f"{prefix}.qkv_proj",
         )
-        self.o_proj = RowParallelLinear(
-            self.q_size, config.hidden_size, bias=config.o_bias, prefix=f"{prefix}.o_proj"
-        )
+        self.o_proj = RowParallelLinear(self.q_size, config.hidden_size, bias=config.o_bias, prefix=f"{prefix}.o_proj")
         self.rotary_emb = rotary
         self.attn = Attention(
             config.num_heads,
@@ -55,9 +53,7 @@ class DecoderAttention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
-    def forward(
-        self, positions: torch.Tensor, hidden_states: torch.Tensor, cache: LayerCache | None
-    ) -> torch.Tensor:
+    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor, cache: LayerCache | None) -> torch.Tensor:
         """Return the attention's output, (num_tokens, hidden)."""
         qkv, _ = self.qkv_proj(hidden_states)
         q, k, v = qkv.split((self.q_size, self.kv_size, self.kv_size), dim=-1)
@@ -146,9 +142,7 @@ class DecoderModel(nn.Module):
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, cache: KVCache | None = None
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """Return the normalised hidden rows, (num_tokens, hidden)."""
         hidden_states, residual = self.embed_tokens(input_ids), None
         if cache is None:
@@ -178,9 +172,7 @@ class CausalDecoder(nn.Module):
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
         self.logits_processor = LogitsProcessor(config.vocab_size)
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, cache: KVCache | None = None
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """Return the hidden rows of new tokens; with a cache, they are appended to it.
 
         Args:

@@ -48,9 +48,7 @@ def config_from_hf(raw: Mapping[str, Any], source: str, *, name: str) -> ModelCo
         max_position=f.size("max_position_embeddings"),
         rope_theta=theta,
         rope_scaling=scaling,
-        rotary_dim=int(
-            head_dim * f.number("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))
-        ),
+        rotary_dim=int(head_dim * f.number("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))),
         hidden_act=str(raw.get("hidden_act", "silu")),
         tie_word_embeddings=f.flag("tie_word_embeddings"),
         qkv_bias=True if name == "Qwen2ForCausalLM" else bias,
@@ -68,9 +66,7 @@ def _rope_from_hf(raw: Mapping[str, Any], source: str) -> tuple[float, dict[str,
     """Return theta and the scaling, from ``rope_parameters`` or the older pair of fields."""
     new, old = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
     if not isinstance(new, Mapping) or not isinstance(old, Mapping):
-        raise CheckpointError(
-            "The rotary parameters of the model's configuration are no mapping.", who=source
-        )
+        raise CheckpointError("The rotary parameters of the model's configuration are no mapping.", who=source)
     scaling = {**old, **new}
     theta = Fields({"rope_theta": scaling.pop("rope_theta", raw.get("rope_theta"))}, source)
     scaling.setdefault("rope_type", scaling.pop("type", "default"))
@@ -79,9 +75,7 @@ def _rope_from_hf(raw: Mapping[str, Any], source: str) -> tuple[float, dict[str,
     return theta.number("rope_theta", 10000.0), scaling
 
 
-def config_from_gguf(
-    metadata: Mapping[str, Any], tensors: frozenset[str], source: str, *, name: str
-) -> ModelConfig:
+def config_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str], source: str, *, name: str) -> ModelConfig:
     """Make a ModelConfig from the metadata of a GGUF file and the names of its tensors."""
     arch = metadata["general.architecture"]
     f = Fields(metadata, source, f"{arch}.")

@@ -35,9 +35,7 @@ class HFCheckpoint:
         self.source = str(folder)
         raw = read_json(folder / "config.json")
         self.architecture = _architecture(raw, str(folder / "config.json"))
-        self.config: ModelConfig = self.architecture.from_hf(
-            _with_generation(raw, folder), str(folder / "config.json")
-        )
+        self.config: ModelConfig = self.architecture.from_hf(_with_generation(raw, folder), str(folder / "config.json"))
         self._files = {path: _header(path) for path in weight_files(folder)}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -105,9 +103,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise _no_weights(folder)
     table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()) or not table:
-        raise CheckpointError(
-            f"{INDEX} has no weight_map.", who=str(index), remedy="download the checkpoint again."
-        )
+        raise CheckpointError(f"{INDEX} has no weight_map.", who=str(index), remedy="download the checkpoint again.")
     return [_inside(folder, name, INDEX) for name in sorted(set(table.values()))]
 
 
@@ -141,11 +137,7 @@ def _inside(folder: Path, name: str, named_by: str) -> Path:
 
 def _no_weights(folder: Path) -> CheckpointError:
     pickles = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pth"))
-    why = (
-        f"{pickles[0]} is a pickle: reading it could run any code."
-        if pickles
-        else f"Neither {SINGLE} nor {INDEX}."
-    )
+    why = f"{pickles[0]} is a pickle: reading it could run any code." if pickles else f"Neither {SINGLE} nor {INDEX}."
     return CheckpointError(
         "The folder holds no safetensors weights.",
         who=str(folder),

@@ -80,9 +80,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
             ignore_merges=pre in _LLAMA3_LIKE,
         )
     except Exception as err:  # the package raises bare Exception for a merge that names no token
-        raise CheckpointError(
-            "The lists of tokens and merges do not fit together.", who=source, why=str(err)
-        ) from err
+        raise CheckpointError("The lists of tokens and merges do not fit together.", who=source, why=str(err)) from err
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = _pre_tokenizer(tokenizers, pre)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -130,15 +128,9 @@ def _special(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
     return {key: tokens[i] for key, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
 
 
-def _add_ends(
-    tokenizers: Any, backend: Any, metadata: Mapping[str, Any], special: Mapping[str, str], pre: str
-) -> None:
+def _add_ends(tokenizers: Any, backend: Any, metadata: Mapping[str, Any], special: Mapping[str, str], pre: str) -> None:
     """Add the first and last token around every text, where the file or the kind asks for it."""
-    bos = (
-        special.get("bos_token")
-        if metadata.get("tokenizer.ggml.add_bos_token", pre in _LLAMA3_LIKE)
-        else None
-    )
+    bos = special.get("bos_token") if metadata.get("tokenizer.ggml.add_bos_token", pre in _LLAMA3_LIKE) else None
     eos = special.get("eos_token") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
     if bos is None and eos is None:
         return

@@ -14,6 +14,8 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,14 @@ class ChildReport:
 def probe_in_child(name: str, *, timeout: float, distribution: str | None = None) -> ChildReport:
     """Ask the platform plugin ``name`` in a new process and return what it did within ``timeout`` seconds."""
     read, write = os.pipe()  # the plugin's own output is not trusted to carry the answer
-    command = [sys.executable, "-m", "opdock.discovery.child", str(write), name, distribution or ""]
+    command = [sys.executable, "-m", "opdock.platforms.child", str(write), name, distribution or ""]
     start = time.monotonic()
     process = subprocess.Popen(  # noqa: S603 - our own module
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(write,),
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(write,),
         start_new_session=True,
     )
     os.close(write)
@@ -63,7 +69,13 @@ def probe_in_child(name: str, *, timeout: float, distribution: str | None = None
     seconds = time.monotonic() - start
     told = _parse(bytes(answer))
     if told is not None:
-        return ChildReport(seconds=seconds, **told)
+        return ChildReport(
+            str(told["status"]),
+            str(told.get("reason", "")),
+            seconds,
+            int(told.get("imported", 0)),
+            told.get("class_path"),
+        )
     if timed_out:
         return ChildReport("timeout", f"no answer within {timeout:g} s", seconds)
     last = tail.decode("utf-8", "replace").strip().splitlines()
@@ -81,7 +93,7 @@ def _drain(descriptor: int, into: bytearray, most: int) -> None:
                 return
 
 
-def _parse(answer: bytes) -> dict[str, object] | None:
+def _parse(answer: bytes) -> dict[str, Any] | None:
     try:
         told = json.loads(answer.decode().strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -110,7 +122,10 @@ def _ask(name: str, distribution: str) -> dict[str, object]:
             told = answer.reason or "register() returned None, no reason given"
             return {"status": "declined", "reason": told, "imported": len(sys.modules) - before}
         if not isinstance(path, str) or not path.strip():
-            return {"status": "failed", "reason": f"register() returned {path!r}, expected a class path or None"}
+            return {
+                "status": "failed",
+                "reason": f"register() returned {path!r}, expected a class path or None",
+            }
         cls = loading.resolve_class(path, candidate)
     except BaseException as err:  # noqa: BLE001 - whatever it raises is the answer
         what = getattr(err, "what", None) or f"{type(err).__name__}: {err}"
@@ -128,7 +143,7 @@ def _judge(path: str, cls: object, *, imported: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     descriptor, wanted, owner = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    sys.path[:1] = [p for p in sys.path[:1] if p not in ("", os.getcwd())]  # as the parent, not the current folder
+    sys.path[:1] = [p for p in sys.path[:1] if p not in ("", str(Path.cwd()))]  # as the parent, not the current folder
     result = json.dumps(_ask(wanted, owner)) + "\n"
     os.write(descriptor, result.encode())
     os._exit(0)
