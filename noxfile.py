@@ -77,9 +77,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests of the core, of plugins/cuda and of the examples; `-- PATH -k NAME` narrows it."""
     paths = [name for name in ("tests", "plugins/cuda/tests", "examples") if (ROOT / name).is_dir()]
-    _run(
-        session, "python", "-m", "pytest", *(session.posargs or ["-n", "auto", "--dist", "loadfile", *paths])
-    )
+    _run(session, "python", "-m", "pytest", *(session.posargs or ["-n", "auto", "--dist", "loadfile", *paths]))
 
 
 @nox.session(reuse_venv=True)
@@ -107,17 +105,13 @@ def budget(session: nox.Session) -> None:
     """Check the sizes: 400 lines for a file, 6,000 for the host without the model side."""
     sizes = {path.relative_to(ROOT).as_posix(): _lines(path) for path in _sources()}
     host = sum(
-        lines
-        for name, lines in sizes.items()
-        if name.startswith("core/") and not name.startswith("core/opdock/nn/")
+        lines for name, lines in sizes.items() if name.startswith("core/") and not name.startswith("core/opdock/nn/")
     )
     ranked = sorted(sizes.items(), key=lambda item: item[1])
     median = ranked[len(ranked) // 2][1]
     session.log(f"{len(sizes)} files, median {median} lines, longest {ranked[-1]}; host {host} lines")
     faults = [
-        f"{name} has {lines} lines, {MAX_FILE_LINES} are allowed"
-        for name, lines in ranked
-        if lines > MAX_FILE_LINES
+        f"{name} has {lines} lines, {MAX_FILE_LINES} are allowed" for name, lines in ranked if lines > MAX_FILE_LINES
     ]
     if host > MAX_HOST_LINES:
         faults.append(f"the host has {host} lines, {MAX_HOST_LINES} are allowed")
@@ -152,9 +146,7 @@ def gpu(session: nox.Session) -> None:
     """
     python_path = f"{ROOT / 'core'}:{ROOT / 'plugins' / 'cuda'}"
     paths = session.posargs or ["plugins/cuda/tests", "tests"]
-    session.run(
-        sys.executable, "-m", "pytest", "-m", "gpu", *paths, env={"PYTHONPATH": python_path}, external=True
-    )
+    session.run(sys.executable, "-m", "pytest", "-m", "gpu", *paths, env={"PYTHONPATH": python_path}, external=True)
 
 
 @nox.session(venv_backend="none", requires=["dev"])

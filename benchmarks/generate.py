@@ -1,19 +1,16 @@
 """Time greedy generation against transformers: same weights, dtype, threads, prompts and number of tokens.
 
-    python benchmarks/generation.py [--tokens N] [--rounds N] [--threads N] [--dtype NAME] [--out FOLDER]
+    python benchmarks/generate.py [--quick] [--threads N] [--dtype NAME] [--out benchmarks/results]
 
 Both models are loaded once and take turns, ours first in one round and second in the next, so that a noisy
 machine disturbs both alike. A row gives the medians over the rounds: milliseconds until the first token, and
-tokens per second over the whole call. Exit status 1 if ours is slower by more than the noise of 3 %.
+tokens per second over the whole call. Exit status 1 if ours is slower.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -25,12 +22,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+from record import Result, Row, write
 
 import opdock
 from opdock.nn.generation import generate, load_model
 from opdock.nn.models.resolve import resolve_model
 
-PROMPTS, NOISE = (17, 512), 0.97
+PROMPTS, NOT_SLOWER = (17, 512), 1.0
 
 
 def time_ours(model: Any, tokens: list[int], count: int) -> tuple[float, float]:
@@ -96,15 +94,27 @@ def compare(ours: Any, theirs: Any, prompt: int, count: int, rounds: int) -> dic
     return row
 
 
+def judge(row: dict[str, Any]) -> list[Row]:
+    """Return the lines of the table for one prompt length."""
+    prompt = f"prompt of {row['prompt']}:"
+    return [
+        (f"{prompt} first token, ours", row["ours_first_s"] * 1e3, "ms", None, "<="),
+        (f"{prompt} first token, transformers", row["transformers_first_s"] * 1e3, "ms", None, "<="),
+        (f"{prompt} tokens per second, ours", row["ours_tokens_per_s"], "/s", None, ">="),
+        (f"{prompt} tokens per second, transformers", row["transformers_tokens_per_s"], "/s", None, ">="),
+        (f"{prompt} speed over transformers", row["speedup"], "x", NOT_SLOWER, ">="),
+    ]
+
+
 def main() -> int:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="few tokens and rounds; more noise")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, help="folder for generation.json")
+    parser.add_argument("--out", type=Path, help="folder for generate.json and generate.txt")
     given = parser.parse_args()
+    tokens, rounds = (16, 3) if given.quick else (64, 7)
     torch.set_num_threads(given.threads)
     transformers.utils.logging.disable_progress_bar()
     path, dtype = resolve_model("smollm2"), getattr(torch, given.dtype)
@@ -112,30 +122,18 @@ def main() -> int:
     theirs.eval()
     with opdock.set_current_config(), torch.inference_mode():
         ours = load_model(path, dtype=dtype).model
-        rows = [compare(ours, theirs, prompt, given.tokens, given.rounds) for prompt in PROMPTS]
-    print(f"SmolLM2-135M, {given.dtype}, {given.threads} threads, {given.tokens} tokens\n")
-    print(f"{'prompt':>6} {'first token, ms':>26} {'tokens per second':>26}")
-    print(f"{'':6} {'ours':>13} {'transf.':>12} {'ours':>13} {'transf.':>12} {'speed-up':>9}")
-    for row in rows:
-        print(
-            f"{row['prompt']:6} {row['ours_first_s'] * 1e3:13.1f} {row['transformers_first_s'] * 1e3:12.1f} "
-            f"{row['ours_tokens_per_s']:13.2f} {row['transformers_tokens_per_s']:12.2f} {row['speedup']:9.3f}"
-        )
+        measured = [compare(ours, theirs, prompt, tokens, rounds) for prompt in PROMPTS]
+    rows = [line for row in measured for line in judge(row)]
+    raw = {f"{key}_prompt_{row['prompt']}": value for row in measured for key, value in row.items()}
+    conditions = (
+        f"SmolLM2-135M from GGUF, {given.dtype}, {given.threads} threads, greedy, {tokens} tokens, "
+        f"medians of {rounds} interleaved rounds, the prompt's time included."
+    )
+    result = Result("generate", conditions, ["torch", "transformers", "opdock"], rows, raw)
+    print(result.conditions + "\n\n" + result.table())
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        result = {
-            "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
-            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {given.threads} threads, {given.dtype}",
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
-            "command": "python benchmarks/generation.py " + " ".join(sys.argv[1:]),
-            "rows": rows,
-        }
-        (given.out / "generation.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(any(row["speedup"] < NOISE for row in rows))
+        write(result, given.out)
+    return int(bool(result.missed()))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,20 @@
 """Compare logits and greedy tokens with transformers, from the same weights, in float32.
 
-    python benchmarks/parity.py [--quick] [--threads N] [--out benchmarks/results/]
+    python benchmarks/parity.py [--quick] [--threads N] [--out benchmarks/results]
 
-Two tables. Errors: the largest difference of float32 logits from a float64 run, for prompts of 1, 17 and 512
-tokens and 8 steps of decoding, ours and transformers', and their ratio (at most 1.5). The float64 run is
-transformers' model in float64 with the norms computed in float64 too; beside it, the ratio against its plain
-``.double()``, whose norms stay in float32. Tokens: how many of 64 greedy steps on 5 prompts agree.
+Errors: the largest difference of float32 logits from a float64 run, for prompts of 1, 17 and 512 tokens and 8
+steps of decoding, as a multiple of transformers' own (at most 1.5). The float64 run is transformers' model in
+float64 with the norms computed in float64 too; the last line is against its plain ``.double()``, whose norms
+stay in float32. Tokens: how many of 64 greedy steps on 5 prompts agree. Exit status 1 if a limit is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import datetime as dt
 import inspect
-import json
 import logging
 import os
-import platform
 import sys
 import tempfile
 import types
@@ -29,6 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+from record import Result, Row, write
 
 import opdock
 from opdock.nn.generation import generate, load_model
@@ -132,9 +130,7 @@ def errors(name: str, ours: Any, theirs: Any, prompts: tuple[int, ...]) -> Itera
         yield row
 
 
-def greedy(
-    name: str, ours: Any, theirs: Any, prompts: list[list[int]], steps: int
-) -> Iterator[dict[str, Any]]:
+def greedy(name: str, ours: Any, theirs: Any, prompts: list[list[int]], steps: int) -> Iterator[dict[str, Any]]:
     """Yield one row for each prompt: how many tokens agree before the first that differs."""
     for tokens in prompts:
         found = list(generate(ours, tokens, max_tokens=steps))
@@ -170,7 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="prompts of 1 and 17 tokens, 16 greedy steps")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, help="folder for parity.json")
+    parser.add_argument("--out", type=Path, help="folder for parity.json and parity.txt")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     logging.disable(logging.WARNING)
@@ -182,43 +178,31 @@ def main() -> int:
         for name, ours, theirs, texts in _models(Path(folder)):
             error_rows += errors(name, ours, theirs, prompts)
             token_rows += greedy(name, ours, theirs, texts, steps)
-    _print(error_rows, token_rows)
+    result = _result(error_rows, token_rows, given.threads)
+    print(result.table())
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        result = {**_circumstances(given.threads), "errors": error_rows, "tokens": token_rows}
-        (given.out / "parity.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    worst = max(max(row["ratio"], row["ratio_plain"]) for row in error_rows)
-    missed = [row for row in token_rows if row["agree"] < row["of"]]
-    print(
-        f"\nlargest ratio {worst:.2f} (limit {LIMIT}); "
-        f"{len(token_rows) - len(missed)} of {len(token_rows)} texts equal"
-    )
-    return int(worst > LIMIT or bool(missed))
+        write(result, given.out)
+    return int(bool(result.missed()))
 
 
-def _print(error_rows: list[dict[str, Any]], token_rows: list[dict[str, Any]]) -> None:
-    print(f"{'model':24} {'prompt':>6} {'ours':>10} {'transf.':>10} {'ratio':>6} {'plain':>6}")
+def _result(error_rows: list[dict[str, Any]], token_rows: list[dict[str, Any]], threads: int) -> Result:
+    rows: list[Row] = []
+    raw: dict[str, float] = {}
     for row in error_rows:
-        print(
-            f"{row['model']:24} {row['prompt']:6} {row['ours']:10.2e} {row['transformers']:10.2e} "
-            f"{row['ratio']:6.2f} {row['ratio_plain']:6.2f}"
-        )
-    print(f"\n{'model':24} {'prompt':>6} {'greedy tokens that agree':>24}")
-    for row in token_rows:
-        print(f"{row['model']:24} {row['prompt']:6} {row['agree']:18} of {row['of']}")
-
-
-def _circumstances(threads: int) -> dict[str, Any]:
-    return {
-        "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {threads} threads",
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "command": "python benchmarks/parity.py " + " ".join(sys.argv[1:]),
-    }
+        label = f"{row['model']}, prompt of {row['prompt']}"
+        rows.append((f"{label}: error / transformers'", row["ratio"], "x", LIMIT, "<="))
+        raw |= {f"{label}, {key}": row[key] for key in ("ours", "transformers", "ratio", "ratio_plain")}
+    worst = max(row["ratio_plain"] for row in error_rows)
+    rows.append(("largest, against the plain float64 model", worst, "x", LIMIT, "<="))
+    for name in dict.fromkeys(row["model"] for row in token_rows):
+        agree = [row for row in token_rows if row["model"] == name]
+        equal, of = sum(row["agree"] for row in agree), sum(row["of"] for row in agree)
+        rows.append((f"{name}: equal greedy tokens, {len(agree)} prompts", equal, "", of, ">="))
+    conditions = (
+        f"float32, {threads} threads; {DECODE} steps of decoding after each prompt. An error is the largest "
+        "difference of a logit from a float64 run of transformers' model whose norms are float64 too."
+    )
+    return Result("parity", conditions, ["torch", "transformers", "opdock"], rows, raw)
 
 
 if __name__ == "__main__":

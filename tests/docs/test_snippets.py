@@ -29,16 +29,12 @@ def test_fenced_python_is_found_and_other_fences_are_not() -> None:
     assert snippets(text) == ["x = 1\n", "w = 2\n"]
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if snippets(p.read_text(encoding="utf-8"))], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if snippets(p.read_text(encoding="utf-8"))], ids=lambda p: p.name)
 def test_the_snippets_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
     """In a process of their own: a page may register ops under names that another page uses."""
     blanks = "\n" * 2
     program = tmp_path / f"{page.stem}.py"
     program.write_text(blanks.join(snippets(page.read_text(encoding="utf-8"))), encoding="utf-8")
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, env=environ, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, str(program)], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, f"{page.relative_to(ROOT)}\n{done.stderr}"

@@ -83,9 +83,9 @@ def test_environment_is_read_in_one_file() -> None:
     """Only env.py reads the environment of opdock."""
     readers = []
     for path in CORE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and path.name != "env.py":
-                readers.append(f"{path.relative_to(CORE)}:{node.lineno}")
+        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        reads = [n for n in tree if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
+        readers += [f"{path.relative_to(CORE)}:{n.lineno}" for n in reads if path.name != "env.py"]
     assert readers == []
 
 

@@ -112,9 +112,7 @@ def test_no_gradient_mode_leaks_out_of_a_step(loaded: LoadedModel) -> None:
 
 def test_smollm2_answers(loaded_smollm2: LoadedModel) -> None:
     """The demo's question."""
-    ids = loaded_smollm2.tokenizer.encode_chat(
-        [{"role": "user", "content": "What is the capital of France?"}]
-    )
+    ids = loaded_smollm2.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     with opdock.set_current_config():
         text = "".join(stream_text(loaded_smollm2, ids, max_tokens=20))
     assert "Paris" in text

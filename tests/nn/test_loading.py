@@ -46,9 +46,7 @@ def test_a_dtype_that_the_platform_lacks_is_refused_before_weights_are_read(
     platform = opdock.context.platform()
     monkeypatch.setattr(type(platform), "supported_dtypes", [torch.float32], raising=False)
     monkeypatch.setattr(torch.Tensor, "copy_", None)  # any weight would fail
-    with pytest.raises(
-        UnsupportedError, match="does not run bfloat16[\\s\\S]*float32[\\s\\S]*--dtype float32"
-    ):
+    with pytest.raises(UnsupportedError, match="does not run bfloat16[\\s\\S]*float32[\\s\\S]*--dtype float32"):
         load_model(folder, dtype="bfloat16")
     with pytest.raises(UnsupportedError, match="Did you mean 'bfloat16'"):
         load_model(folder, dtype="bfloat")
@@ -91,17 +89,13 @@ def test_a_configuration_of_another_model_is_refused_before_it_is_built(
 
 
 @pytest.mark.usefixtures("config")
-def test_weights_are_whole_and_own_their_memory(
-    folder: Path, checkpoints: Callable[[str], tuple[Path, Any]]
-) -> None:
+def test_weights_are_whole_and_own_their_memory(folder: Path, checkpoints: Callable[[str], tuple[Path, Any]]) -> None:
     """Contiguous; the file may go."""
     _, theirs = checkpoints("llama")
     model = load_model(folder, dtype=torch.float32).model
     (folder / "model.safetensors").unlink()
     layer = theirs.model.layers[1]
-    expected = torch.cat(
-        [layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight]
-    )
+    expected = torch.cat([layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight])
     assert torch.equal(model.model.layers[1].self_attn.qkv_proj.weight, expected)
     assert all(p.is_contiguous() and not p.requires_grad for p in model.parameters())
 

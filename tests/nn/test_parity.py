@@ -89,9 +89,7 @@ def test_float64_agrees_with_the_float64_reference_to_rounding(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_are_those_of_transformers(
-    kind: str, checkpoints: Callable[[str], tuple[Path, Any]]
-) -> None:
+def test_greedy_tokens_are_those_of_transformers(kind: str, checkpoints: Callable[[str], tuple[Path, Any]]) -> None:
     """64 steps on 5 prompts."""
     folder, theirs = checkpoints(kind)
     with opdock.set_current_config():

@@ -139,7 +139,7 @@ def _get(module: str, attribute: str, candidate: Candidate) -> Any:
     for part in filter(None, attribute.split(".")):
         try:
             found = getattr(found, part)
-        except AttributeError as err:
+        except AttributeError as err:  # noqa: PERF203 - one or two parts
             loading = getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False)
             why = (
                 f"{module} is only partially initialized: its own import is what asked for the platform, before "

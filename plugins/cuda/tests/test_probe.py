@@ -100,9 +100,7 @@ def test_the_probe_imports_no_torch_and_leaves_cuda_alone() -> None:
         "assert 'torch' not in sys.modules\n"
         "assert 'opdock_cuda.platform' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
 
 
@@ -118,7 +116,5 @@ def test_the_probe_does_not_initialise_cuda_so_a_forked_child_can(gpu: None) -> 
         "    os._exit(0 if torch.ones(2, device='cuda').sum().item() == 2 else 1)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ)
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr

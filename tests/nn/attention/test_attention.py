@@ -62,9 +62,7 @@ def test_inputs_may_be_slices_of_one_projection() -> None:
 def test_sequences_of_a_batch_do_not_see_each_other() -> None:
     """Tokens come sequence by sequence."""
     layer = Attention(HEADS, SIZE, SIZE**-0.5, KV_HEADS)
-    cache = KVCache(
-        num_layers=1, num_kv_heads=KV_HEADS, max_len=4, head_size=SIZE, batch=2, dtype=torch.float64
-    )
+    cache = KVCache(num_layers=1, num_kv_heads=KV_HEADS, max_len=4, head_size=SIZE, batch=2, dtype=torch.float64)
     q, k, v = _rows(8, HEADS), _rows(8, KV_HEADS), _rows(8, KV_HEADS)
     out = layer(q, k, v, cache.layers[0])
     for i in (0, 4):

@@ -12,9 +12,7 @@ from opdock.nn.layers import GemmaRMSNorm, RMSNorm
 pytestmark = pytest.mark.usefixtures("config")
 
 
-def _formula(
-    x: torch.Tensor, weight: torch.Tensor | float, eps: float, size: int | None = None
-) -> torch.Tensor:
+def _formula(x: torch.Tensor, weight: torch.Tensor | float, eps: float, size: int | None = None) -> torch.Tensor:
     x = x.double()
     part = x if size is None else x[..., :size]
     return x * torch.rsqrt(part.pow(2).mean(-1, keepdim=True) + eps) * weight
@@ -29,9 +27,7 @@ def test_rows_are_divided_by_their_root_mean_square(dtype: torch.dtype) -> None:
     out = norm(x)
     assert out.dtype is dtype and out.shape == x.shape
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-6}.get(dtype, 2e-2)
-    torch.testing.assert_close(
-        out.double(), _formula(x, norm.weight.double(), 1e-5), rtol=tolerance, atol=tolerance
-    )
+    torch.testing.assert_close(out.double(), _formula(x, norm.weight.double(), 1e-5), rtol=tolerance, atol=tolerance)
 
 
 def test_a_residual_is_added_first_and_given_back() -> None:

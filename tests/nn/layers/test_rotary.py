@@ -37,9 +37,7 @@ def _turned(rows: torch.Tensor, angles: torch.Tensor, rotary_dim: int, neox: boo
         a, b = part[..., ::2], part[..., 1::2]
     turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, None]
     joined = (
-        torch.cat((turned.real, turned.imag), -1)
-        if neox
-        else torch.stack((turned.real, turned.imag), -1).flatten(-2)
+        torch.cat((turned.real, turned.imag), -1) if neox else torch.stack((turned.real, turned.imag), -1).flatten(-2)
     )
     return torch.cat((joined, rest), -1)
 
@@ -73,9 +71,7 @@ def test_no_checkpoint_holds_the_table() -> None:
     assert not RotaryEmbedding(8, 8, 16, 10000.0, True).state_dict()
 
 
-@pytest.mark.parametrize(
-    "scaling", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3]
-)
+@pytest.mark.parametrize("scaling", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
 def test_tables_are_those_of_transformers(scaling: dict[str, Any]) -> None:
     """Plain, linear and Llama 3 scaling."""
     llama = pytest.importorskip("transformers.models.llama", reason="needs transformers to compare with")

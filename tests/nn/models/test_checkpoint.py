@@ -29,9 +29,7 @@ def test_the_plan_names_every_tensor_and_its_place() -> None:
     assert plan["model.layers.1.self_attn.k_proj.weight"] == Target(
         "model.layers.1.self_attn.qkv_proj.weight", (4, 8), "k"
     )
-    assert plan["model.layers.0.mlp.up_proj.weight"] == Target(
-        "model.layers.0.mlp.gate_up_proj.weight", (12, 8), 1
-    )
+    assert plan["model.layers.0.mlp.up_proj.weight"] == Target("model.layers.0.mlp.gate_up_proj.weight", (12, 8), 1)
 
 
 def test_all_faults_come_in_one_error() -> None:

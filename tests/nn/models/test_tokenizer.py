@@ -265,9 +265,7 @@ def test_a_template_that_reaches_out_or_fails_is_one_clear_error(template: str) 
 
 def test_templates_have_what_checkpoints_use() -> None:
     """Loop controls, plain JSON, the date."""
-    template = (
-        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}"
-    )
+    template = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}"
     message = {"role": "user", "content": "<é>"}
     assert render_chat(template, [message, message]) == json.dumps(message, ensure_ascii=False)
     assert len(render_chat("{{ strftime_now('%Y') }}", [])) == 4
