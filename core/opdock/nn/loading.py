@@ -72,7 +72,8 @@ def load_model(
         tokenizer = tokenizer_from_gguf(checkpoint.metadata, checkpoint.source)
     else:
         tokenizer = tokenizer_from_folder(found)
-    where = torch.device(device if device is not None else context.platform().device_type)
+    # an unspecified platform names no device
+    where = torch.device(device if device is not None else context.platform().device_type or "cpu")
     model = build_model(config, chosen, where)
     load_weights(model, plan, checkpoint, progress)
     return LoadedModel(model, tokenizer, config, found)

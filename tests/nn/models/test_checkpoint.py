@@ -47,6 +47,15 @@ def test_all_faults_come_in_one_error() -> None:
     assert "folder" in text and "Remedy:" in text
 
 
+def test_names_from_the_file_cannot_write_to_the_terminal() -> None:
+    """Control characters are shown, not sent."""
+    plan = checkpoint_plan(CONFIG)
+    shapes = {name: target.shape for name, target in plan.items()} | {"\x1b[2Jgone": (1,)}
+    with pytest.raises(CheckpointError) as caught:
+        check_header(plan, shapes, CONFIG, "folder")
+    assert "\x1b" not in str(caught.value) and r"\x1b[2Jgone" in str(caught.value)
+
+
 def test_computed_and_shared_tensors_may_be_there() -> None:
     """Older checkpoints hold the rotary frequencies, tied ones sometimes the head."""
     from dataclasses import replace

@@ -101,6 +101,8 @@ def test_a_missing_number_is_named(name: str) -> None:
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
         ({"num_attention_heads": 0, "num_key_value_heads": 1}, "num_heads is 0"),
         ({"head_dim": 15}, "rotary_dim 15 is odd"),
+        ({"num_hidden_layers": 10**12}, "more than 10000"),
+        ({"max_position_embeddings": 10**12}, "more than"),
         ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
         ({"rope_scaling": "linear"}, "no mapping"),
     ],

@@ -42,7 +42,10 @@ def render_chat(
     environment.globals["strftime_now"] = lambda form: dt.datetime.now().astimezone().strftime(form)
     try:
         text: str = environment.from_string(template).render(
-            messages=list(messages), add_generation_prompt=add_generation_prompt, **(variables or {})
+            messages=list(messages),
+            add_generation_prompt=add_generation_prompt,
+            # templates ask whether these are None
+            **{"tools": None, "documents": None, **(variables or {})},
         )
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as err:
         raise CheckpointError(

@@ -121,7 +121,9 @@ def _some(label: str, names: list[str], limit: int = 4) -> list[str]:
     if not names:
         return []
     more = [f"  and {len(names) - limit} more"] if len(names) > limit else []
-    return [f"{len(names)} {label}:", *(f"  {name}" for name in names[:limit]), *more]
+    # names come from a file: control characters must not reach a terminal
+    shown = (f"  {name.encode('unicode_escape').decode()}" for name in names[:limit])
+    return [f"{len(names)} {label}:", *shown, *more]
 
 
 def load_weights(

@@ -9,6 +9,7 @@ from typing import Any
 from opdock.errors import CheckpointError, UnsupportedError, suggest
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+MAX_LAYERS, MAX_POSITION = 10_000, 2**24  # beyond these a configuration is broken, and filling tables would hang
 ROPE_NEEDS = {
     "default": (),
     "linear": ("factor",),
@@ -76,6 +77,9 @@ class ModelConfig:
         for name in (*sizes, "head_dim", "max_position", "rotary_dim"):
             if getattr(self, name) < 1:
                 raise self._broken(f"{name} is {getattr(self, name)}, which is no size.")
+        for name, most in (("num_layers", MAX_LAYERS), ("max_position", MAX_POSITION)):
+            if getattr(self, name) > most:
+                raise self._broken(f"{name} is {getattr(self, name)}, more than {most}.")
         if self.num_heads % self.num_kv_heads:
             raise self._broken(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key heads.")
         if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
