@@ -86,3 +86,11 @@ def batch_invariant() -> bool:
 def strict() -> bool:
     """Return whether ``OPDOCK_STRICT`` is on, as it stands now."""
     return flag(OPDOCK_STRICT)
+
+
+def in_force() -> dict[str, str]:
+    """Return the variables above that are set, with their values."""
+    names = (
+        VLLM_PLUGINS, VLLM_TARGET_DEVICE, OPDOCK_PLATFORM, OPDOCK_STRICT, OPDOCK_PROBE_TIMEOUT, VLLM_BATCH_INVARIANT,
+    )  # fmt: skip
+    return {name: os.environ[name] for name in names if name in os.environ}
