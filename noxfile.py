@@ -7,9 +7,12 @@ anew when its list of packages changes.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import shutil
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,10 +105,12 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def budget(session: nox.Session) -> None:
-    """Check the sizes: 400 lines for a file, 6,000 for the host without the model side."""
+    """Check the sizes: 400 lines for a file, 6,000 lines of code for the host without the model side."""
     sizes = {path.relative_to(ROOT).as_posix(): _lines(path) for path in _sources()}
     host = sum(
-        lines for name, lines in sizes.items() if name.startswith("core/") and not name.startswith("core/opdock/nn/")
+        _lines_of_code(ROOT / name)
+        for name in sizes
+        if name.startswith("core/") and not name.startswith("core/opdock/nn/")
     )
     ranked = sorted(sizes.items(), key=lambda item: item[1])
     median = ranked[len(ranked) // 2][1]
@@ -130,6 +135,23 @@ def _sources() -> Iterator[Path]:
 
 def _lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def _lines_of_code(path: Path) -> int:
+    """Count the lines that hold code: no blank lines, comments or docstrings."""
+    text = path.read_text(encoding="utf-8")
+    code: set[int] = set()
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skipped:
+            code.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        is_text = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        if is_text:
+            code.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(code)
 
 
 @nox.session(name="plugin-cuda", venv_backend="none", requires=["dev"])

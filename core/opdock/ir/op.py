@@ -79,6 +79,7 @@ class IrOp(Tolerances, InputGenerator):
         self.head = plan_class("")
         self._plans: dict[object, plan.Plan] = {}
         self._scopes = self._serial = 0
+        self.said: set[object] = set()  # what was logged once already
         self._library = Library(NAMESPACE, "FRAGMENT")
         try:
             self.fn = self._define("call", name)
@@ -251,8 +252,8 @@ class IrOp(Tolerances, InputGenerator):
                     del self.impls[impl.provider]
                 else:
                     self.impls[impl.provider] = present
+                self._default_names = [n for n in self._default_names if n in self.impls]
                 self._forget_plans()
-                self._put_default([n for n in self._default_names if n in self.impls] or [NATIVE])
 
     def _forget_plans(self) -> None:
         self._serial += 1  # part of the key: compiled code of an old provider of the same name must not be reused
@@ -270,6 +271,13 @@ class IrOp(Tolerances, InputGenerator):
         names, invariant = tuple(names), env.batch_invariant()
         if (names, invariant) not in self._plans:
             impls, _ = priority.filter_priority(self.name, self.impls, names, invariant=invariant)
+            if NATIVE not in names and impls[-1].provider == NATIVE and names not in self.said:
+                self.said.add(names)
+                logger.warning(
+                    "Op %s: No implementation in priority list supports all args, execution fallback to native is "
+                    "possible. To silence this warning, explicitly add 'native' to the end of the priority list",
+                    self.name,
+                )
             codes = [plan.chain(self.name, self.signature, impls, self.activations, clone=c) for c in (True, False)]
             key = ",".join([*(i.provider for i in impls), str(self._serial)])
             self._plans[names, invariant] = self._plan_class(key, impls, *codes)
@@ -371,6 +379,6 @@ _PUBLIC_METHODS = (
 def _check_name(kind: str, name: str) -> None:
     if not _NAME.match(name):
         raise RegistrationError(
-            f"{kind} name '{name}' is invalid. Names must start with a letter or underscore, followed by lowercase "
+            f"{kind} name {name!r} is invalid. Names must start with a letter or underscore, followed by lowercase "
             "letters, underscores, or digits only.",
         )

@@ -143,12 +143,9 @@ def _say_once(env: dict[str, Any], k: int, op: str, impl: IrOpImpl) -> Callable[
 
     def first(*args: Any) -> Any:
         env[f"_i{k}"] = impl.impl_fn
-        if op not in _said:
-            _said.add(op)
+        if "native" not in impl.op.said:
+            impl.op.said.add("native")
             logger.info("Op %s falls to native for some arguments; `opdock explain %s` says why.", op, op)
         return impl.impl_fn(*args)
 
     return first
-
-
-_said: set[str] = set()

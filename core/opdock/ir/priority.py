@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ from opdock.errors import ConfigError, UnknownNameError, suggest
 if TYPE_CHECKING:
     from opdock.ir.impl import IrOpImpl
 
-logger = logging.getLogger("opdock")
 NATIVE = "native"
 
 
@@ -57,19 +55,4 @@ def filter_priority(
             tried.append(impl)
     if not tried or not tried[-1].supports_all_args:
         tried.append(impls[NATIVE])
-        if NATIVE not in names:
-            _warn_once(op, names)
     return tried, left_out
-
-
-_warned: set[tuple[str, tuple[str, ...]]] = set()
-
-
-def _warn_once(op: str, names: Sequence[str]) -> None:
-    if (op, tuple(names)) not in _warned:
-        _warned.add((op, tuple(names)))
-        logger.warning(
-            "Op %s: No implementation in priority list supports all args, execution fallback to native is possible. "
-            "To silence this warning, explicitly add 'native' to the end of the priority list",
-            op,
-        )

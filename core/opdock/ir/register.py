@@ -80,7 +80,7 @@ def register_op(
     """
 
     def register(fn: Callable[..., Any]) -> Any:
-        label = name or fn.__name__
+        label = fn.__name__ if name is None else name
         if label in _ops:
             present = _ops.get(label)
             if present.native is fn:

@@ -91,13 +91,12 @@ def refuse_keyword_only(signature: inspect.Signature, message: str, who: str) ->
 def schema_of(fn: Callable[..., Any], label: str) -> str:
     """Return the functional torch schema of ``fn``, for example ``(Tensor x, float eps) -> Tensor``."""
     if isinstance(fn, torch._ops.OpOverload):
-        text = str(fn._schema)
-        return text[text.index("(") :]
+        return normal(str(fn._schema))
     signature = signature_of(fn, label)
     stand_in = types.FunctionType((lambda *_, **__: None).__code__, {"torch": torch}, label)
     stand_in.__signature__ = signature  # type: ignore[attr-defined]
     try:
-        return infer_schema(stand_in, mutates_args=())
+        return normal("op" + infer_schema(stand_in, mutates_args=()))
     except ValueError as err:
         raise RegistrationError(
             f"The schema of {label} cannot be inferred.",
@@ -106,6 +105,12 @@ def schema_of(fn: Callable[..., Any], label: str) -> str:
             remedy="use the types that torch.library.infer_schema takes: Tensor, int, float, bool, str, their "
             "optionals and Sequences; defaults that are numbers, strings, booleans or None.",
         ) from None
+
+
+def normal(schema: str) -> str:
+    """Return a torch schema as torch itself writes it, without the op's name."""
+    text = str(torch._C.parse_schema(schema))
+    return text[text.index("(") :]
 
 
 def check_same_schema(op: str, native: Callable[..., Any], provider: str, fn: Callable[..., Any]) -> None:

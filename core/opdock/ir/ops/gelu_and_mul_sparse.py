@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from opdock.ir.ops._numerics import halves
+from opdock.ir.ops._numerics import halves, widen
 from opdock.ir.register import register_op
 
 
@@ -17,7 +17,8 @@ def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "no
     gate, up = x[..., :d], x[..., d:];  t = mean(gate) + std_multiplier * std(gate), over the row;
     y = gelu(max(gate - t, 0)) * up
 
-    Rounding points: mean and (population) standard deviation are rounded to x's dtype, and so is each step.
+    Rounding points: mean and (population) standard deviation are computed in float32 (float64 stays) and rounded
+    to x's dtype; so is each step after them.
 
     Shapes: x (..., 2 * d); returns (..., d). The statistics are those of the row that is given.
     Dtypes: x float16, bfloat16, float32, float64; returns x's dtype.
@@ -27,8 +28,9 @@ def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "no
     Source: Gemma 3n (activation sparsity by a Gaussian top-k).
     """
     gate, up = halves(x, "gelu_and_mul_sparse")
-    mean = gate.mean(dim=-1, keepdim=True)
-    std = gate.std(dim=-1, keepdim=True, unbiased=False)
+    wide = widen(gate)
+    center = wide.mean(dim=-1, keepdim=True)
+    mean, std = center.to(x.dtype), (wide - center).pow(2).mean(dim=-1, keepdim=True).sqrt().to(x.dtype)
     return F.gelu(F.relu(gate - (mean + std * std_multiplier)), approximate=approximate) * up
 
 

@@ -1,0 +1,216 @@
+"""Priorities: filtering, scopes, threads, batch invariance, reasons."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from opdock import ir
+from opdock.errors import ConfigError, UnknownNameError
+
+
+def make(n: float) -> Any:
+    """Return a provider that adds n."""
+
+    def provider(x: torch.Tensor, k: int = 0) -> torch.Tensor:
+        return x + n
+
+    return provider
+
+
+def even(x: torch.Tensor, k: int = 0) -> object:
+    return k % 2 == 0 or "k is odd"
+
+
+@pytest.fixture
+def op() -> Any:
+    """Return an op with providers a (any), b (any), e (even k only), u (unsupported)."""
+
+    @ir.register_op
+    def t_prio(x: torch.Tensor, k: int = 0) -> torch.Tensor:
+        return x.clone()
+
+    t_prio.register_impl("a")(make(1))
+    t_prio.register_impl("b")(make(2))
+    t_prio.register_impl("e", supports_args=even)(make(3))
+    t_prio.register_impl("u", supported="no such chip")(make(4))
+    return t_prio
+
+
+@pytest.mark.parametrize(
+    ("given", "tried"),
+    [
+        ([], ["native"]),
+        (["u"], ["native"]),
+        (["native", "a"], ["native"]),
+        (["e"], ["e", "native"]),
+        (["a", "b"], ["a"]),
+        (["e", "a", "native"], ["e", "a"]),
+        (["e", "e", "a"], ["e", "a"]),
+        (["u", "b"], ["b"]),
+    ],
+)
+def test_filtering(given: list[str], tried: list[str], op: Any) -> None:
+    """Unsupported dropped, cut after the first that takes anything, native at the end."""
+    with op.set_priority(given):
+        assert op.get_priority() == tried
+
+
+def test_unknown_provider_is_an_error_and_changes_nothing(op: Any) -> None:
+    """Case B35: in a user's list it is never silent."""
+    op.set_default(["a"])
+    with pytest.raises(UnknownNameError, match=r"op 't_prio' has no provider 'aa'[\s\S]*Did you mean 'a'"):
+        op.set_default(["aa"])
+    with pytest.raises(UnknownNameError), op.set_priority(["zz"]):
+        pass
+    assert op.get_priority() == ["a"]
+
+
+def test_minus_drops_a_provider_of_the_priority_in_force(op: Any) -> None:
+    """Not only outranked: gone."""
+    op.set_default(["a", "native"])
+    with op.set_priority(["-a"]):
+        assert op.get_priority() == ["native"]
+    with pytest.raises(ConfigError, match="cannot drop"):
+        op.set_default(["-native"])
+
+
+def test_b33_choice_is_per_call_and_explain_says_which_predicate_refused(op: Any) -> None:
+    """Counts show who served; every provider has a verdict."""
+    op.set_default(["e", "u", "native"])
+    with ir.counting() as counts:
+        assert [float(op(torch.zeros(()), k)) for k in (0, 1, 2)] == [3, 0, 3]
+    assert counts == {("t_prio", "e"): 2, ("t_prio", "native"): 1}
+    verdicts = {v.provider: (v.chosen, v.reason) for v in op.explain(torch.zeros(()), 1).verdicts}
+    assert verdicts == {
+        "e": (False, "k is odd"),
+        "native": (True, "first in the priority that takes these arguments"),
+        "u": (False, "no such chip"),
+        "a": (False, "not in the priority list"),
+        "b": (False, "not in the priority list"),
+    }
+    assert op.dispatch(torch.zeros(()), 0).provider == "e"
+
+
+def test_fallback_is_possible_is_warned_once_at_set_time(op: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """With the op's name and what to do."""
+    with caplog.at_level(logging.WARNING, "opdock"):
+        op.set_default(["e"])
+        op(torch.zeros(()), 1)
+        op.set_default(["e"])
+    found = [r.getMessage() for r in caplog.records if "fallback to native" in r.getMessage()]
+    assert len(found) == 1 and "t_prio" in found[0] and "priority" in found[0]
+
+
+def test_falling_to_native_is_said_once(op: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One line for the op, not one for each call."""
+    op.set_default(["e", "native"])
+    with caplog.at_level(logging.INFO, "opdock"):
+        for k in (1, 0, 1, 3):
+            op(torch.zeros(()), k)
+    assert sum("t_prio falls to native" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_registering_while_a_priority_is_set_is_warned(op: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The new provider is not in it."""
+    op.set_default(["a"])
+    with caplog.at_level(logging.WARNING, "opdock"):
+        op.register_impl("late")(make(9))
+    assert "registering new impl late for op t_prio while priority is set" in caplog.text
+    assert op.get_priority() == ["a"]
+
+
+def test_scopes_nest_and_are_restored_on_exceptions(op: Any) -> None:
+    """And a default set meanwhile is seen after the scope."""
+    x = torch.zeros(())
+    with op.set_priority(["a"]):
+        with contextlib.suppress(ZeroDivisionError), op.set_priority(["b"]):
+            assert op(x) == 2
+            raise ZeroDivisionError
+        assert op(x) == 1
+        op.set_default(["b"])
+        assert op(x) == 1
+    assert op(x) == 2
+
+
+def test_a_scope_is_of_its_thread_and_task(op: Any) -> None:
+    """Other threads see the default, and tasks do not see each other's scopes."""
+    x, seen = torch.zeros(()), []
+    with op.set_priority(["a"]):
+        thread = threading.Thread(target=lambda: seen.append(float(op(x))))
+        thread.start()
+        thread.join()
+    assert seen == [0]
+
+    async def task(name: str, value: float) -> bool:
+        with op.set_priority([name]):
+            for _ in range(20):
+                await asyncio.sleep(0)
+                if op(x) != value:
+                    return False
+        return True
+
+    async def both() -> list[bool]:
+        return await asyncio.gather(task("a", 1), task("b", 2))
+
+    assert asyncio.run(both()) == [True, True]
+
+
+def test_stress_of_scopes_and_swaps_leaks_nothing(op: Any) -> None:
+    """Threads with scopes beside one that swaps the default: every call is served by what its own scope says."""
+    x, wrong, stop = torch.zeros(()), [], threading.Event()
+
+    def scoped(name: str, value: float) -> None:
+        while not stop.is_set():
+            with op.set_priority([name]):
+                if op(x) != value:
+                    wrong.append(name)
+
+    def swap() -> None:
+        for _ in range(300):
+            op.set_default(["a"])
+            op.set_default(["b"])
+        stop.set()
+
+    threads = [threading.Thread(target=scoped, args=a) for a in (("a", 1), ("b", 2), ("native", 0))]
+    threads.append(threading.Thread(target=swap))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [] and op.op._scopes == 0 and op(x) == 2
+
+
+def test_b62_batch_invariant_mode_chooses_only_providers_that_declare_it(
+    op: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read when the priority is put in force, not at import; explain says so."""
+    op.register_impl("inv", batch_invariant=True)(make(7))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    op.set_default(["a", "inv", "native"])
+    assert op.get_priority() == ["inv"] and op(torch.zeros(())) == 7
+    reason = next(v.reason for v in op.explain(torch.zeros(())).verdicts if v.provider == "a")
+    assert "VLLM_BATCH_INVARIANT=1" in reason
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    op.set_default(["a", "inv", "native"])
+    assert op.get_priority() == ["a"]
+
+
+def test_roll_back_of_a_provider_restores_a_priority_without_it(op: Any) -> None:
+    """A plugin that is taken back does not leave its name in force."""
+    op.set_default(["a"])
+    next(e for e in ir.op.journal.entries() if e.name == "t_prio.a").undo()
+    assert "a" not in op.impls and op.get_priority() == ["native"]
+
+
+def test_keywords_and_defaults_work_with_predicates(op: Any) -> None:
+    """The generated functions have the native signature."""
+    op.set_default(["e", "native"])
+    assert op(x=torch.zeros(())) == 3 and op(torch.zeros(()), k=1) == 0
+    assert op.apply_arg_defaults([1])[1:] == (0,)
