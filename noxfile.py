@@ -100,7 +100,7 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def imports(session: nox.Session) -> None:
     """Check who may import whom: the layers of the core, no plugin in it, none in another one."""
-    _run(session, "lint-imports", "--config", "setup.cfg", *session.posargs)
+    _run(session, "lint-imports", *session.posargs)
 
 
 @nox.session(venv_backend="none")
