@@ -204,6 +204,12 @@ def wheel(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def wheel_in() -> Callable[..., Path]:
+    """Return ``write_wheel``, whose first argument is the folder."""
+    return write_wheel
+
+
+@pytest.fixture(scope="session")
 def acme_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of ``packages/opdock-acme``, built with setuptools as its vendor would."""
     return build_wheel(PACKAGES / "opdock-acme", tmp_path_factory.mktemp("acme") / "source")

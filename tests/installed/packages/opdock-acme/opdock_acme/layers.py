@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import torch  # noqa: TC002 - as the guide writes it
 
 from opdock.nn.layers import RMSNorm
 
