@@ -101,6 +101,31 @@ def _parse(answer: bytes) -> dict[str, Any] | None:
     return told if isinstance(told, dict) and "status" in told else None
 
 
+class _Missed:
+    """Stands last among the finders, and so sees what a package looks for in vain, even if it hides that.
+
+    Args:
+        package: whose imports count.
+    """
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.names: list[str] = []
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Note the name of a module that no finder knows."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+            frame = frame.f_back
+        importer = str(frame.f_globals.get("__name__", ""))
+        if importer.partition(".")[0] == self.package and name not in self.names:
+            self.names.append(name)
+
+    def __str__(self) -> str:
+        """Return the end of a sentence, "" when nothing was missed."""
+        return f"; not installed: {', '.join(self.names)}" if self.names else ""
+
+
 def _ask(name: str, distribution: str) -> dict[str, object]:
     """Ask the candidate in this process; the body of the child."""
     from opdock.discovery import loading, metadata, selecting
@@ -114,12 +139,14 @@ def _ask(name: str, distribution: str) -> dict[str, object]:
     reason = loading.locate(candidate)
     if reason:
         return {"status": "failed", "reason": reason}
+    missed = _Missed(candidate.value.partition(":")[0].partition(".")[0])
+    sys.meta_path.append(missed)
     try:
         register = loading.load(candidate)
         with selecting.asking() as answer:
             path = register() if callable(register) else register
         if path is None:
-            told = answer.reason or "register() returned None, no reason given"
+            told = answer.reason or f"register() returned None, no reason given{missed}"
             return {"status": "declined", "reason": told, "imported": len(sys.modules) - before}
         if not isinstance(path, str) or not path.strip():
             return {
