@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import opdock
-from opdock.errors import CheckpointError, OrderError, UnsupportedError
-from opdock.nn.generation import load_model
+from opdock.errors import CheckpointError, ConfigError, OrderError, UnsupportedError
+from opdock.nn.generation import check_request, load_model
 from opdock.nn.layers import ReplicatedLinear
+from opdock.nn.models.config import ModelConfig
+from opdock.nn.models.tokenizer import Tokenizer
 
 
 def _change(folder: Path, **changes: Any) -> None:
@@ -118,3 +120,15 @@ def test_a_parameters_own_loader_comes_first(folder: Path) -> None:
 
     load_weights(layer, {"w": Target("inner.weight", (2, 2))}, One())  # type: ignore[arg-type]
     assert seen == [(2, 2)]
+
+
+@pytest.mark.usefixtures("config")
+def test_a_callers_check_comes_before_the_model_is_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a prompt that is too long costs no loading."""
+    monkeypatch.setattr("opdock.nn.loading.build_model", None)
+
+    def check(tokenizer: Tokenizer, config: ModelConfig) -> None:
+        check_request(tokenizer.encode("x" * 700), config, 1)
+
+    with pytest.raises(ConfigError, match="has 700 tokens, and the model's context holds 640"):
+        load_model(folder, check=check)

@@ -13,6 +13,7 @@ from opdock.nn.loading import LoadedModel, load_model
 from opdock.nn.sampling import SamplingParams, make_generator, sample
 
 if TYPE_CHECKING:
+    from opdock.nn.models.config import ModelConfig
     from opdock.nn.models.decoder import CausalDecoder
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Generation",
     "LoadedModel",
     "SamplingParams",
+    "check_request",
     "generate",
     "load_model",
     "stream_text",
@@ -107,13 +109,15 @@ def generate(
     Raises: ConfigError before any work for an empty prompt, an id outside the vocabulary, a prompt that fills
         the context, or max_tokens below 1.
     """
-    _check_prompt(tokens, model.config.vocab_size, model.config.max_position)
-    if max_tokens < 1:
-        raise ConfigError(f"max_tokens={max_tokens} is not possible.", remedy="use a number from 1.")
+    check_request(tokens, model.config, max_tokens)
     return Generation(model, tokens, sampling or SamplingParams(), max_tokens, stop_tokens)
 
 
-def _check_prompt(tokens: Sequence[int], vocab_size: int, max_position: int) -> None:
+def check_request(tokens: Sequence[int], config: ModelConfig, max_tokens: int) -> None:
+    """Raise ConfigError for a request that ``generate`` would refuse; no weights are needed."""
+    if max_tokens < 1:
+        raise ConfigError(f"max_tokens={max_tokens} is not possible.", remedy="use a number from 1.")
+    vocab_size, max_position = config.vocab_size, config.max_position
     if not tokens:
         raise ConfigError("The prompt is empty.", remedy="give at least one token.")
     if len(tokens) >= max_position:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -47,6 +48,7 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
+    check: Callable[[Tokenizer, ModelConfig], object] | None = None,
 ) -> LoadedModel:
     """Load a model for the current platform; call it inside ``opdock.set_current_config()``.
 
@@ -56,6 +58,8 @@ def load_model(
             checkpoint that does not say (a GGUF file).
         device: where the model runs; None takes the platform's.
         progress: called with (numbers copied, numbers in all) after each tensor.
+        check: called once before the weights are read; what it raises ends the loading, so that a prompt that
+            does not fit is refused before long work.
 
     Raises: CheckpointError for missing, broken or unfitting files; UnsupportedError for a dtype that the
         platform lacks, or a kind of model or tokenizer that is not known; OrderError outside
@@ -72,6 +76,8 @@ def load_model(
         tokenizer = tokenizer_from_gguf(checkpoint.metadata, checkpoint.source)
     else:
         tokenizer = tokenizer_from_folder(found)
+    if check is not None:
+        check(tokenizer, config)
     # an unspecified platform names no device
     where = torch.device(device if device is not None else context.platform().device_type or "cpu")
     model = build_model(config, chosen, where)

@@ -240,7 +240,7 @@ def test_a_folders_chat_template_is_found_in_every_place(folder: Path, form: str
 
 def test_a_model_without_template_says_so(folder: Path) -> None:
     """And what to do."""
-    with pytest.raises(UnsupportedError, match="no chat template[\\s\\S]*--raw"):
+    with pytest.raises(UnsupportedError, match="no chat template[\\s\\S]*--no-chat"):
         tokenizer_from_folder(folder).encode_chat([{"role": "user", "content": "hi"}])
 
 

@@ -51,7 +51,7 @@ def render_chat(
         raise CheckpointError(
             "The model's chat template cannot write these messages.",
             why=f"{type(err).__name__}: {err}",
-            remedy="give the text without the template: opdock generate MODEL --raw -p TEXT",
+            remedy="give the text without the template: opdock generate MODEL --no-chat -p TEXT",
         ) from err
     return text
 

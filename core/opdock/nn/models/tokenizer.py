@@ -49,7 +49,7 @@ class Tokenizer:
         if self.chat_template is None:
             raise UnsupportedError(
                 "The model has no chat template.",
-                remedy="give a text to go on with: opdock generate MODEL --raw -p TEXT",
+                remedy="give a text to go on with: opdock generate MODEL --no-chat -p TEXT",
             )
         text = render_chat(self.chat_template, messages, variables=self.special)
         return self.encode(text, add_special_tokens=False)
