@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
-import re
-import site
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from opdock.discovery import entry_points
+from opdock.discovery import folders
 from opdock.discovery.entry_points import GENERAL_GROUP, GROUPS, HOOK_GROUP, PLATFORM_GROUP
+from opdock.discovery.folders import Folder, normalise
 
 __all__ = ["GENERAL_GROUP", "HOOK_GROUP", "PLATFORM_GROUP", "Candidate", "Dist", "Scan", "scan"]
 
@@ -49,7 +46,7 @@ class Dist:
     def files(self) -> tuple[str, ...] | None:
         """Return the recorded files, relative to ``location``; None where nothing is recorded."""
         for record in ("RECORD", "SOURCES.txt"):
-            text = _read(Path(self.metadata_path, record))
+            text = read(Path(self.metadata_path, record))
             if text is not None:
                 return tuple(line.rsplit(",", 2)[0] if record == "RECORD" else line for line in text.splitlines())
         return None
@@ -82,21 +79,6 @@ class Scan:
         return [c for c in self.candidates if c.group == group]
 
 
-@dataclass(frozen=True)
-class _Folder:
-    """A metadata folder, with the lines of its entry points."""
-
-    project: str
-    path: Path
-    in_cwd: bool
-    lines: tuple[entry_points.Line, ...]
-    has_metadata: bool
-
-    @property
-    def ours(self) -> bool:
-        return any(line.group in GROUPS and line.value for line in self.lines)
-
-
 def scan(path: Sequence[str] | None = None, *, cwd: str | None = None) -> Scan:
     """Read the metadata on the path.
 
@@ -105,105 +87,44 @@ def scan(path: Sequence[str] | None = None, *, cwd: str | None = None) -> Scan:
         cwd: None means the current folder; what is found only there is reported and marked.
     """
     issues: list[str] = []
-    projects: dict[str, list[_Folder]] = {}
-    for folder in _folders(sys.path if path is None else path, str(Path.cwd()) if cwd is None else cwd, issues):
+    projects: dict[str, list[Folder]] = {}
+    for folder in folders.find(sys.path if path is None else path, _cwd() if cwd is None else cwd, issues):
         projects.setdefault(folder.project, []).append(folder)
     candidates: list[Candidate] = []
-    for folders in projects.values():
-        chosen = _choose(folders, issues)
-        _report_lines(chosen, issues)
-        if chosen.ours:
-            dist = _dist(chosen, issues)
-            entries = {(e.group, e.name, e.value) for e in chosen.lines if e.group in GROUPS and e.name and e.value}
-            candidates += [Candidate(group, name, value or "", dist) for group, name, value in entries]
+    for project, found in projects.items():
+        chosen = folders.choose(found, issues)
+        for folder in [chosen] if chosen.entries else found:
+            folders.report_lines(folder, issues)
+        if not chosen.entries:
+            continue
+        if chosen.in_cwd:
+            issues.append(
+                f"{project} is found only through the current folder ({chosen.path}): it is not loaded. Install it, "
+                "or run from another folder."
+            )
+        dist = _dist(chosen, issues)
+        candidates += [Candidate(group, name, value, dist) for group, name, value in chosen.entries]
     candidates.sort(key=lambda c: (GROUPS.index(c.group), c.name, c.dist.name, c.value))
-    return Scan(tuple(candidates), tuple(issues))
+    return Scan(tuple(candidates), tuple(dict.fromkeys(issues)))
 
 
-def _folders(path: Sequence[str], cwd: str, issues: list[str]) -> list[_Folder]:
-    found, seen = [], set()
-    installed = {os.path.realpath(p) for p in _install_folders()}
-    here = os.path.realpath(cwd)
-    for entry in path:
-        real = os.path.realpath(entry or cwd)
-        in_cwd = real == here and real not in installed
-        try:
-            with os.scandir(real) as entries:
-                names = sorted(e.name for e in entries if e.name.endswith((".dist-info", ".egg-info")))
-        except OSError:
-            continue  # no folder: a zip file, or an entry of the path that does not exist
-        for name in names:
-            folder = os.path.realpath(f"{real}/{name}")
-            if folder not in seen:
-                seen.add(folder)
-                found.append(_read_folder(Path(folder), name, in_cwd=in_cwd, issues=issues))
-    return [f for f in found if f is not None]
-
-
-def _install_folders() -> list[str]:
-    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    folders += getattr(site, "getsitepackages", list)()
-    return [f for f in folders if f]
-
-
-def _read_folder(path: Path, name: str, *, in_cwd: bool, issues: list[str]) -> _Folder | None:
-    project = re.sub(r"[-_.]+", "-", name.rsplit(".", 1)[0].split("-", maxsplit=1)[0]).lower()
-    text = None
+def _cwd() -> str:
     try:
-        text = (path / "entry_points.txt").read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, UnicodeDecodeError) as err:
-        issues.append(f"{path / 'entry_points.txt'} cannot be read: {type(err).__name__}")
-    lines = tuple(entry_points.parse(text)) if text and ("vllm" in text or "opdock" in text) else ()
-    has_metadata = not path.is_dir() or (path / "METADATA").is_file() or (path / "PKG-INFO").is_file()
-    return _Folder(project, path, in_cwd, lines, has_metadata)
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return "/"
 
 
-def _choose(folders: list[_Folder], issues: list[str]) -> _Folder:
-    """Return the folder that speaks for a project: complete, installed, and with entry points of ours."""
-    best = max(folders, key=lambda f: (f.ours and f.has_metadata, not f.in_cwd, f.ours, -folders.index(f)))
-    installed = [f for f in folders if f.ours and f.has_metadata and not f.in_cwd]
-    best = installed[0] if installed else best
-    if len(folders) > 1 and any(f.ours for f in folders):
-        empty = sum(not f.ours for f in folders)
-        note = f", {empty} of them without entry points" if empty else ""
-        others = ", ".join(str(f.path) for f in folders)
-        issues.append(
-            f"{best.project} has {len(folders)} metadata folders{note}: {others}; using {best.path}. "
-            f"Reinstall it to remove the stale ones."
-        )
-    if best.ours and best.in_cwd:
-        issues.append(
-            f"{best.project} is found only through the current folder: it is not loaded. Install it, "
-            "or run from another folder."
-        )
-    return best
-
-
-def _report_lines(folder: _Folder, issues: list[str]) -> None:
-    for line in folder.lines:
-        if line.value is None and (line.group in GROUPS or entry_points.misspelt(line.group)):
-            issues.append(
-                f"{folder.project}: a line in [{line.group}] is no 'name = value' and is skipped: {line.name}"
-            )
-        elif not line.name and (right := entry_points.misspelt(line.group)):
-            issues.append(
-                f"{folder.project} declares the group [{line.group}], which nothing reads. Did you mean [{right}]?"
-            )
-
-
-def _dist(folder: _Folder, issues: list[str]) -> Dist:
-    text = next((t for name in ("METADATA", "PKG-INFO") if (t := _read(folder.path / name)) is not None), "")
+def _dist(folder: Folder, issues: list[str]) -> Dist:
+    text = next((t for name in ("METADATA", "PKG-INFO") if (t := read(folder.path / name)) is not None), "")
     headers = HeaderParser().parsestr(text.partition("\n\n")[0])
-    stem = folder.path.name.rsplit(".", 1)[0]
-    name = headers.get("Name") or stem.split("-")[0]
-    version = headers.get("Version") or (stem.split("-")[1] if "-" in stem else "?")
-    wanted = headers.get_all("Requires-Dist") or _egg_requirements(folder.path)
+    stem, version = folders.split_stem(folder.path.name)
+    name = str(headers.get("Name") or stem).strip()
+    wanted = [str(line) for line in headers.get_all("Requires-Dist") or _egg_requirements(folder.path)]
     opdock, others = _requirements(name, wanted, issues)
     return Dist(
         name,
-        version,
+        str(headers.get("Version") or version).strip(),
         str(folder.path.parent),
         str(folder.path),
         opdock,
@@ -214,45 +135,52 @@ def _dist(folder: _Folder, issues: list[str]) -> Dist:
 
 
 def _egg_requirements(path: Path) -> list[str]:
-    text = _read(path / "requires.txt") or ""
-    return [line for line in text.partition("\n[")[0].splitlines() if line.strip()]
+    """Return the requirements of an egg-info that every install has, with their markers."""
+    wanted, marker = [], ""
+    for raw in (read(path / "requires.txt") or "").splitlines():
+        line = raw.strip()
+        if line.startswith("["):
+            extra, _, marker = line.strip("[]").partition(":")
+            marker = f'extra == "{extra}"' if extra else marker
+        elif line:
+            wanted.append(f"{line} ; {marker}" if marker else line)
+    return wanted
 
 
 def _requirements(name: str, wanted: Sequence[str], issues: list[str]) -> tuple[str | None, tuple[str, ...]]:
     """Return the specifier of the requirement on opdock, if any, and the names of all requirements."""
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
-    opdock, names = None, []
+    opdock: list[str] | None = [] if normalise(name) == "opdock" else None
+    names = []
     for text in wanted:
         try:
             requirement = Requirement(text)
             if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
                 continue
-        except (InvalidRequirement, KeyError, ValueError):
+        except Exception:  # noqa: BLE001 - several kinds, by the version of packaging
             issues.append(f"{name}: the requirement {text!r} cannot be read")
             continue
         names.append(requirement.name)
-        if re.sub(r"[-_.]+", "-", requirement.name).lower() == "opdock":
-            opdock = str(requirement.specifier)
-    if re.sub(r"[-_.]+", "-", name).lower() == "opdock":
-        opdock = ""
-    return opdock, tuple(names)
+        if normalise(requirement.name) == "opdock":
+            opdock = [*(opdock or []), *filter(None, [str(requirement.specifier)])]
+    return None if opdock is None else ",".join(opdock), tuple(names)
 
 
 def _editable_root(path: Path) -> str | None:
-    text = _read(path / "direct_url.json")
     try:
-        told = json.loads(text) if text else {}
+        told = json.loads(read(path / "direct_url.json") or "{}")
         if told.get("dir_info", {}).get("editable"):
             return unquote(urlparse(told["url"]).path)
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
     return None
 
 
-def _read(path: Path) -> str | None:
+def read(path: Path) -> str | None:
+    """Return the text of a metadata file, None if there is none that can be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
     except OSError:
         return None
 
