@@ -43,3 +43,10 @@ def test_the_blocks_are_equal_and_keep_all_threads_busy() -> None:
     """As few as do; one where the rows cannot be divided."""
     assert [_parts(12, n) for n in (1, 2, 3, 5)] == [1, 2, 3, 6]
     assert _parts(13, 2) == 1
+
+
+def test_a_compiled_call_is_one_graph(threads: int) -> None:
+    """The compiler sees torch's own linear, and splits it itself if it likes."""
+    x, weight = torch.randn(1, 16), torch.randn(12, 16)
+    compiled = torch.compile(linear, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight), F.linear(x, weight))
