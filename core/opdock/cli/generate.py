@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from opdock.cli import options
 
 if TYPE_CHECKING:
+    import torch
+
+    from opdock.config import OpdockConfig
+    from opdock.nn.generation import Generation
     from opdock.nn.loading import LoadedModel
+    from opdock.nn.models.config import ModelConfig
+    from opdock.nn.models.tokenizer import Tokenizer
     from opdock.nn.report import Recording
 
+SCHEMA = "opdock.generate/1"
 INTERRUPTED = 130
 
 
@@ -23,74 +29,173 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, a .gguf file, or smollm2")
     parser.add_argument("-p", "--prompt", required=True, metavar="TEXT", help="what to say to the model")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="the most tokens to make (128)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (0)")
-    parser.add_argument("--top-k", type=int, default=0, help="sample among the k likeliest; 0: all")
-    parser.add_argument("--top-p", type=float, default=1.0, help="sample among the likeliest that sum to p")
-    parser.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
-    parser.add_argument("--dtype", default=None, help="float32, bfloat16, ...; the checkpoint's without it")
-    parser.add_argument("--system", default=None, metavar="TEXT", help="a system message, for chat models")
-    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token (0)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest; 0: all (0)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="among the likeliest that sum to P (1)")
+    parser.add_argument("--seed", type=int, default=None, metavar="N", help="makes sampling repeatable")
+    parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16, ...; the checkpoint's without it")
+    parser.add_argument("--device", metavar="DEVICE", help="for example cuda:1; the platform's first without it")
+    parser.add_argument("--system", metavar="TEXT", help="a system message, for chat models")
+    chat = parser.add_mutually_exclusive_group()
+    chat.add_argument("--chat", action="store_true", default=None, help="use the chat template; an error without one")
+    chat.add_argument(
+        "--no-chat", "--raw", dest="chat", action="store_false", help="continue the text as it is, no template"
+    )
+    options.add_json(parser)
     options.add_config(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, generate, report."""
+    """Load, generate, report. Everything that can be refused is refused before the weights are read."""
     config = options.config_of(args)
-    import opdock
-    from opdock.cli import render
-    from opdock.config import CompilationMode
-    from opdock.errors import ConfigError
-    from opdock.nn import report
-    from opdock.nn.generation import generate
-    from opdock.nn.loading import load_model
-    from opdock.nn.sampling import SamplingParams
-    from opdock.platforms import current
+    _refuse_compiling(config)
+    import torch
 
-    if config.compilation_config.mode not in (None, CompilationMode.NONE):
-        raise ConfigError(
-            "opdock generate runs models eagerly.",
-            why=f"mode={config.compilation_config.mode!r} was given.",
-            remedy='leave "mode" out, or set it to 0.',
-        )
+    import opdock
+    from opdock.errors import UnsupportedError
+    from opdock.nn.sampling import SamplingParams
+
     sampling = SamplingParams(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-    with opdock.set_current_config(config):
-        with _progress() as progress:
-            loaded = load_model(args.model, dtype=args.dtype, progress=progress)
-        tokens = _encode(loaded, args)
-        made = generate(
-            loaded.model, tokens, sampling, max_tokens=args.max_tokens, stop_tokens=loaded.config.eos_token_ids
-        )
-        text: list[str] = []
-        with report.recording(loaded.model) as recording:
-            start = time.perf_counter()
-            interrupted = _stream(loaded, made, text, quiet=args.json)
-            seconds = time.perf_counter() - start
-        platform = opdock.current_platform
-    selection = current.chosen_selection()
-    told = _told(text, made, seconds, recording, platform.device_name, selection.reason if selection else "")
+    _import_layers()  # so that a misspelt switch is seen when the configuration is put in force
+    try:
+        with opdock.set_current_config(config):
+            _refuse_unknown_switches(config)
+            told, interrupted = _generate(args, sampling)
+    except (torch.OutOfMemoryError, MemoryError) as err:
+        raise UnsupportedError(
+            "The device has too little memory for this model and prompt.",
+            why=str(err).partition("\n")[0] or type(err).__name__,
+            remedy="use a smaller dtype (--dtype bfloat16), fewer --max-tokens or a smaller model.",
+        ) from err
     if args.json:
-        render.as_json(told | {"interrupted": interrupted})
+        from opdock.cli import render
+
+        render.as_json(told)
     else:
         _print(told)
     return INTERRUPTED if interrupted else 0
 
 
-def _encode(loaded: LoadedModel, args: argparse.Namespace) -> list[int]:
-    if args.raw or not loaded.tokenizer.chat_template:
-        return loaded.tokenizer.encode(args.prompt)
-    system = [{"role": "system", "content": args.system}] if args.system is not None else []
-    return loaded.tokenizer.encode_chat([*system, {"role": "user", "content": args.prompt}])
+def _import_layers() -> None:
+    import opdock.nn.attention
+    import opdock.nn.layers  # noqa: F401 - both register op classes
 
 
-def _stream(loaded: LoadedModel, made: Any, text: list[str], *, quiet: bool) -> bool:
-    """Write the text as it comes and collect it; return whether the user stopped it."""
+def _refuse_compiling(config: OpdockConfig) -> None:
+    from opdock.errors import ConfigError
+
+    if config.compilation_config.compiles:
+        raise ConfigError(
+            "opdock generate runs models eagerly.",
+            why=f"mode={config.compilation_config.mode!r} was given.",
+            remedy='leave "mode" out, or set it to 0.',
+        )
+
+
+def _refuse_unknown_switches(config: OpdockConfig) -> None:
+    """Raise ConfigError for a switch of an op that does not exist; every op of our models is registered now."""
+    from opdock.errors import ConfigError, suggest
+    from opdock.registry import op_registry
+
+    for directive in config.compilation_config.custom_ops:
+        if directive[0] in "+-" and directive[1:] not in op_registry:
+            raise ConfigError(
+                f"custom_ops has {directive!r}, but no op class is called {directive[1:]!r}.",
+                remedy=suggest(directive[1:], op_registry),
+            )
+
+
+def _generate(args: argparse.Namespace, sampling: Any) -> tuple[dict[str, Any], bool]:
+    """Return what is told of the run, and whether the user stopped it."""
+    from opdock import context
+    from opdock.cli.progress import loading_bar
+    from opdock.nn import generation, report
+    from opdock.nn.loading import load_model
+    from opdock.platforms import current
+
+    tokens: list[int] = []
+
+    def check(tokenizer: Tokenizer, config: ModelConfig) -> None:
+        tokens.extend(_encode(tokenizer, args))
+        generation.check_request(tokens, config, args.max_tokens)
+
+    device = _device_of(args.device)
+    with loading_bar() as progress:
+        loaded = load_model(args.model, dtype=args.dtype, device=device, progress=progress, check=check)
+    stop = loaded.config.eos_token_ids
+    made = generation.generate(loaded.model, tokens, sampling, max_tokens=args.max_tokens, stop_tokens=stop)
+    text: list[str] = []
+    with report.recording(loaded.model) as recording:
+        start = time.perf_counter()
+        interrupted = _stream(loaded, made, text.append, quiet=args.json)
+        seconds = time.perf_counter() - start
+    selection = current.chosen_selection()
+    facts = {
+        "schema": SCHEMA,
+        "text": "".join(text),
+        "prompt_tokens": made.prompt_tokens,
+        "new_tokens": made.new_tokens,
+        "finish_reason": made.finish_reason or "interrupted",
+        "interrupted": interrupted,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(made.new_tokens / seconds, 2) if seconds else 0.0,
+        "model": str(loaded.path),
+        "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+        "platform": context.platform().device_name,
+        "platform_reason": selection.reason if selection else "",
+        "served": _served(recording),
+    }
+    return facts, interrupted
+
+
+def _device_of(name: str | None) -> torch.device | None:
+    """Return the device that the user names; ConfigError if it is not there or not the platform's."""
+    if name is None:
+        return None
+    import torch
+
+    from opdock import context
+    from opdock.errors import ConfigError
+
+    kind, remedy = context.platform().device_type or "cpu", "leave --device out."
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"{name!r} is not a device.", remedy=f"--device {kind}") from None
+    if device.type not in (kind, "cpu"):
+        raise ConfigError(f"The platform {context.platform().device_name!r} has no device {name!r}.", remedy=remedy)
+    count = 1 if device.type == "cpu" else torch.accelerator.device_count()
+    if (device.index or 0) >= count:  # the index may be None, whatever its hint says
+        raise ConfigError(f"There is no device {name!r}: {count} of {device.type!r} can be seen.", remedy=remedy)
+    return device
+
+
+def _encode(tokenizer: Tokenizer, args: argparse.Namespace) -> list[int]:
+    from opdock.errors import ConfigError
+
+    chat = bool(tokenizer.chat_template) if args.chat is None else args.chat
+    if chat:
+        system = [{"role": "system", "content": args.system}] if args.system is not None else []
+        return tokenizer.encode_chat([*system, {"role": "user", "content": args.prompt}])
+    if args.system is not None:
+        raise ConfigError(
+            "--system needs a chat template.",
+            why="The model has none." if args.chat is None else "--no-chat leaves it out.",
+            remedy="put the text into -p.",
+        )
+    return tokenizer.encode(args.prompt)
+
+
+def _stream(loaded: LoadedModel, made: Generation, keep: Callable[[str], None], *, quiet: bool) -> bool:
+    """Write the text as it comes and keep it; return whether the user stopped it."""
+    from opdock.cli.render import prose
+
     decoder = loaded.tokenizer.stream()
 
     def put(piece: str) -> None:
-        text.append(piece)
+        keep(piece)
         if not quiet and piece:
-            sys.stdout.write(_printable(piece))
+            sys.stdout.write(prose(piece))
             sys.stdout.flush()
 
     interrupted = False
@@ -106,31 +211,11 @@ def _stream(loaded: LoadedModel, made: Any, text: list[str], *, quiet: bool) -> 
     return interrupted
 
 
-def _printable(piece: str) -> str:
-    from opdock.cli.render import escape
-
-    return "\t".join(escape(part) for part in piece.split("\t"))
-
-
-def _told(
-    text: list[str], made: Any, seconds: float, recording: Recording, platform: str, reason: str
-) -> dict[str, Any]:
-    rows = [
+def _served(recording: Recording) -> list[dict[str, Any]]:
+    return [
         {"level": r.level, "op": r.op, "served_by": r.served_by, "method": r.method, "calls": r.calls}
         for r in recording.rows()
     ]
-    return {
-        "schema": "opdock.generate/1",
-        "text": "".join(text),
-        "prompt_tokens": made.prompt_tokens,
-        "new_tokens": made.new_tokens,
-        "finish_reason": made.finish_reason,
-        "seconds": round(seconds, 3),
-        "tokens_per_second": round(made.new_tokens / seconds, 2) if seconds else 0.0,
-        "platform": platform,
-        "platform_reason": reason,
-        "served": rows,
-    }
 
 
 def _print(told: dict[str, Any]) -> None:
@@ -138,37 +223,15 @@ def _print(told: dict[str, Any]) -> None:
 
     render.line()
     render.line(f"Platform: {told['platform']}, because: {told['platform_reason']}")
-    layers = [r for r in told["served"] if r["level"] == "layer"]
-    providers = [r for r in told["served"] if r["level"] == "ir"]
-    rows = [(r["op"], r["served_by"], r["method"], r["calls"]) for r in layers]
-    rows += [(r["op"], "IR op", r["served_by"], r["calls"]) for r in providers]
+    rows = [
+        (r["op"], r["served_by"], r["method"], r["calls"])
+        if r["level"] == "layer"
+        else (r["op"], "IR op", r["served_by"], r["calls"])
+        for r in told["served"]
+    ]
     render.table(("op", "class", "method or provider", "calls"), rows)
     render.line(
         f"{told['prompt_tokens']} prompt tokens, {told['new_tokens']} new ones in {told['seconds']} s "
         f"({told['tokens_per_second']} tokens/s, counting included), ended by: {told['finish_reason']}",
         file=sys.stderr,
     )
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield what shows a progress bar on stderr while weights load; None where nobody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield _plain_bar
-        sys.stderr.write("\r\x1b[K")
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading weights", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _plain_bar(done: int, total: int) -> None:
-    filled = int(40 * done / max(total, 1))
-    sys.stderr.write(f"\rloading weights [{'#' * filled:40}] {done * 100 // max(total, 1)} %")
-    sys.stderr.flush()

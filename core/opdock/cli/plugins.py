@@ -3,33 +3,73 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
+
+from opdock.cli import options
+
+if TYPE_CHECKING:
+    from opdock.discovery.metadata import Candidate, Scan
+
+SCHEMA = "opdock.plugins/1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """List every entry point of the groups that opdock reads."""
-    from opdock import __version__
     from opdock.cli import render
     from opdock.discovery import metadata
-    from opdock.platforms.who_may_run import requirement_fault
 
     scan = metadata.scan()
-    rows = [
-        (c.group, c.name, c.dist.name, c.dist.version, c.value, requirement_fault(c, __version__) or "may run")
-        for c in scan.candidates
-    ]
-    names = ("group", "name", "distribution", "version", "target", "may run")
+    told = facts(scan)
     if args.json:
-        plugins = [dict(zip((*names[:5], "may_run"), row, strict=True)) for row in rows]
-        render.as_json({"schema": "opdock.plugins/1", "plugins": plugins, "issues": list(scan.issues)})
+        render.as_json({"schema": SCHEMA, "plugins": told, "issues": list(scan.issues)})
         return 0
-    if not rows:
+    if not told:
         render.line("No plugin is installed; opdock runs on its built-in CPU platform.")
-    render.table(names, rows)
+    columns = ("group", "name", "distribution", "version", "target")
+    rows = [(*(p[c] for c in columns), "yes" if p["may_run"] else p["verdict"], p["reason"]) for p in told]
+    render.table((*columns, "may run", "why not"), rows)
     for issue in scan.issues:
         render.line(f"note: {issue}")
     return 0
+
+
+def facts(scan: Scan) -> list[dict[str, Any]]:
+    """Return what is known of each entry point without importing it: whether it may run, and why not."""
+    from opdock.discovery import metadata
+    from opdock.platforms import current, hooks, selection
+
+    request = current.request_from_env()
+    platforms = scan.candidates_of(metadata.PLATFORM_GROUP)
+    told = []
+    for c, verdict in zip(platforms, selection.sift(platforms, request), strict=True):
+        may = verdict.verdict == selection.PENDING
+        told.append(_fact(c, "may run" if may else verdict.verdict, verdict.reason))
+    for group in (metadata.GENERAL_GROUP, metadata.HOOK_GROUP):
+        for c in scan.candidates_of(group):
+            reason = hooks.may_run(c, request.opdock_version)
+            if not reason:
+                told.append(_fact(c, "may run", ""))
+            elif c.dist.requires_opdock is None:
+                told.append(_fact(c, "foreign", reason))
+            else:
+                told.append(_fact(c, "filtered", reason))
+    return told
+
+
+def _fact(candidate: Candidate, verdict: str, reason: str) -> dict[str, Any]:
+    return {
+        "group": candidate.group,
+        "name": candidate.name,
+        "distribution": candidate.dist.name,
+        "version": candidate.dist.version,
+        "target": candidate.value,
+        "location": candidate.dist.location,
+        "may_run": verdict == "may run",
+        "verdict": verdict,
+        "reason": reason,
+    }

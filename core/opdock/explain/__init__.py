@@ -1,5 +1,5 @@
 """One report over all levels: platform, class, method, provider, each with the losers' reasons."""
 
-from opdock.explain.report import ClassRow, OpRow, Report, explain
+from opdock.explain.report import Candidate, ClassRow, OpRow, Report, explain
 
-__all__ = ["ClassRow", "OpRow", "Report", "explain"]
+__all__ = ["Candidate", "ClassRow", "OpRow", "Report", "explain"]
