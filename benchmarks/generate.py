@@ -13,8 +13,9 @@ import argparse
 import os
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+from parity import random_models
 from record import Result, Row, write
 
 import opdock
@@ -96,7 +98,7 @@ def compare(ours: Any, theirs: Any, prompt: int, count: int, rounds: int) -> dic
 
 def judge(row: dict[str, Any]) -> list[Row]:
     """Return the lines of the table for one prompt length."""
-    prompt = f"prompt of {row['prompt']}:"
+    prompt = f"{row['model']}, prompt of {row['prompt']}:"
     return [
         (f"{prompt} first token, ours", row["ours_first_s"] * 1e3, "ms", None, "<="),
         (f"{prompt} first token, transformers", row["transformers_first_s"] * 1e3, "ms", None, "<="),
@@ -104,6 +106,15 @@ def judge(row: dict[str, Any]) -> list[Row]:
         (f"{prompt} tokens per second, transformers", row["transformers_tokens_per_s"], "/s", None, ">="),
         (f"{prompt} speed over transformers", row["speedup"], "x", NOT_SLOWER, ">="),
     ]
+
+
+def _models(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, our model, transformers' model) of the same weights."""
+    path = resolve_model("smollm2")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    yield "SmolLM2", load_model(path, dtype=dtype).model, theirs.eval()
+    _, saved, random = next(random_models(folder))
+    yield "Llama", load_model(saved, dtype=dtype).model, random.to(dtype)
 
 
 def main() -> int:
@@ -117,17 +128,21 @@ def main() -> int:
     tokens, rounds = (16, 3) if given.quick else (64, 7)
     torch.set_num_threads(given.threads)
     transformers.utils.logging.disable_progress_bar()
-    path, dtype = resolve_model("smollm2"), getattr(torch, given.dtype)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
-    theirs.eval()
-    with opdock.set_current_config(), torch.inference_mode():
-        ours = load_model(path, dtype=dtype).model
-        measured = [compare(ours, theirs, prompt, tokens, rounds) for prompt in PROMPTS]
+    dtype = getattr(torch, given.dtype)
+    measured = []
+    with tempfile.TemporaryDirectory() as folder, opdock.set_current_config(), torch.inference_mode():
+        for name, ours, theirs in _models(Path(folder), dtype):
+            measured += [{"model": name, **compare(ours, theirs, prompt, tokens, rounds)} for prompt in PROMPTS]
     rows = [line for row in measured for line in judge(row)]
-    raw = {f"{key}_prompt_{row['prompt']}": value for row in measured for key, value in row.items()}
+    raw = {
+        f"{key}, {row['model']}, prompt of {row['prompt']}": value
+        for row in measured
+        for key, value in row.items()
+        if key not in ("model", "prompt")
+    }
     conditions = (
-        f"SmolLM2-135M from GGUF, {given.dtype}, {given.threads} threads, greedy, {tokens} tokens, "
-        f"medians of {rounds} interleaved rounds, the prompt's time included."
+        f"Greedy, {tokens} tokens, {given.dtype}, {given.threads} threads, medians of {rounds} interleaved rounds, "
+        "the prompt's time included. SmolLM2-135M-Instruct comes from its GGUF file; the Llama has random weights."
     )
     result = Result("generate", conditions, ["torch", "transformers", "opdock"], rows, raw)
     print(result.conditions + "\n\n" + result.table())
