@@ -111,6 +111,12 @@ def test_bytes_that_are_no_utf8_are_no_exception(write: Write) -> None:
         ("vllm.platforms_plugins", "vllm.platform_plugins"),
         ("vllm.general_plugin", "vllm.general_plugins"),
         ("vllm.plugins", "vllm.platform_plugins"),
+        ("vllm.platform-plugins", "vllm.platform_plugins"),
+        ("vllm.platforms", "vllm.platform_plugins"),
+        ("VLLM.platform_plugins", "vllm.platform_plugins"),
+        ("vllm_platform_plugins", "vllm.platform_plugins"),
+        ("vlm.platform_plugins", "vllm.platform_plugins"),
+        ("opdock.platform_plugins", "vllm.platform_plugins"),
         ("opdock.plugin", "opdock.plugins"),
     ],
 )
@@ -122,7 +128,17 @@ def test_b01_misspelt_group_is_reported_with_the_right_one(write: Write, group: 
 
 
 @pytest.mark.parametrize(
-    "group", ["vllm.io_processor_plugins", "vllm.stat_logger_plugins", "vllm_omni.other", "console"]
+    "group",
+    [
+        "vllm.io_processor_plugins",
+        "vllm.stat_logger_plugins",
+        "vllm.endpoint_plugins",
+        "vllm_omni.platform_plugins",
+        "vllm_omni.general_plugins",
+        "vllm_hust.extension_bundles",
+        "sglang.srt.plugins",
+        "console",
+    ],
 )
 def test_groups_of_others_are_left_alone(write: Write, group: str) -> None:
     """Known groups of vLLM and groups of somebody else."""
@@ -172,6 +188,108 @@ def test_egg_info_requirements_are_read(write: Write) -> None:
     (site / "p1.egg-info" / "requires.txt").write_text("opdock>=0.1\n\n[extra]\nvllm\n")
     dist = scan(site).candidates[0].dist
     assert (dist.requires_opdock, dist.requires) == (">=0.1", ("opdock",))
+
+
+def test_egg_info_requirements_keep_their_markers(write: Write) -> None:
+    """A section may be a marker, an extra, or both."""
+    site = write("p1", kind="egg-info", metadata="")
+    sections = '[:python_version > "3"]\nopdock\n[:python_version < "3"]\nold\n[x:python_version > "3"]\nvllm\n'
+    (site / "p1.egg-info" / "requires.txt").write_text(sections)
+    dist = scan(site).candidates[0].dist
+    assert (dist.requires_opdock, dist.requires) == ("", ("opdock",))
+
+
+def test_two_requirements_on_opdock_both_hold(write: Write) -> None:
+    """None of them is lost."""
+    dist = scan(write("p1", metadata="Requires-Dist: opdock>=0.1\nRequires-Dist: opdock<0.2\n")).candidates[0].dist
+    assert dist.requires_opdock == ">=0.1,<0.2"
+
+
+def test_opdock_itself_is_not_foreign(write: Write) -> None:
+    """It cannot require itself."""
+    assert scan(write("opdock", metadata="")).candidates[0].dist.requires_opdock == ""
+
+
+def test_one_entry_point_twice_in_a_distribution_is_one(write: Write) -> None:
+    """The same name with another value is another one."""
+    twice = "[vllm.platform_plugins]\nchip = m:r\nchip = m:r\n"
+    assert found(scan(write("p1", twice))) == [("chip", "p1", "1.0")]
+    values = [c.value for c in scan(write("p2", twice + "chip = m:other\n", place="b")).candidates]
+    assert values == ["m:other", "m:r"]
+
+
+def test_of_two_complete_folders_side_by_side_the_newer_version_counts(write: Write) -> None:
+    """As numbers: 10.0 is newer than 9.0, whatever order the file system gives."""
+    write("p1", version="10.0")
+    assert found(scan(write("p1", version="9.0"))) == [("chip", "p1", "10.0")]
+
+
+def test_b03_what_an_interrupted_pip_renamed_is_not_read(write: Write) -> None:
+    """What pip removes it first moves aside, under a name that begins with a tilde."""
+    write("~1", version="0.9")
+    result = scan(write("p1"))
+    assert found(result) == [("chip", "p1", "1.0")]
+    assert any("interrupted pip" in i for i in result.issues)
+
+
+def test_projects_written_with_hyphens_are_told_apart(write: Write) -> None:
+    """The version begins at the last hyphen before a digit, not at the first hyphen."""
+    write("my-plugin")
+    site = write("my-other")
+    result = scan(site)
+    assert len(result.candidates) == 2 and result.issues == ()
+
+
+def test_folders_and_pipes_in_the_place_of_files_are_issues(write: Write) -> None:
+    """Neither an exception nor a read that never ends."""
+    site = write("p1", None)
+    (site / "p1-1.0.dist-info" / "entry_points.txt").mkdir()
+    os.mkfifo(write("p2", None) / "p2-1.0.dist-info" / "entry_points.txt")
+    result = scan(site)
+    assert result.candidates == () and len(result.issues) == 2
+    assert all("cannot be read: not a regular file" in i for i in result.issues)
+
+
+def test_a_folder_linked_under_its_name_keeps_its_place(write: Write, tmp_path: Path) -> None:
+    """Records are relative to the folder that is on the path."""
+    store = write("p1", place="store")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "p1-1.0.dist-info").symlink_to(store / "p1-1.0.dist-info")
+    result = scan(tmp_path / "linked", store)
+    assert [c.dist.location for c in result.candidates] == [str(tmp_path / "linked")] and result.issues == ()
+
+
+def test_byte_order_mark_and_windows_lines_are_read(write: Write) -> None:
+    """Editors leave them."""
+    text = b"\xef\xbb\xbf[vllm.platform_plugins]\r\nchip = m:r\r\n"
+    result = scan(write("p1", text))
+    assert found(result) == [("chip", "p1", "1.0")] and result.issues == ()
+
+
+def test_header_without_its_bracket_is_reported_and_its_lines_do_not_join_the_section_above(write: Write) -> None:
+    """They would be read as another kind of plugin."""
+    result = scan(write("p1", "[vllm.general_plugins]\ng = m:g\n[vllm.platform_plugins\nchip = m:r\n"))
+    assert [(c.group, c.name) for c in result.candidates] == [
+        ("vllm.platform_plugins", "chip"),
+        ("vllm.general_plugins", "g"),
+    ]
+    assert any("has no closing ]" in i for i in result.issues)
+
+
+def test_b07_python_older_than_supported_is_refused_by_the_package_itself() -> None:
+    """No fallback that silently loads nothing: pip installs opdock on 3.10 and newer only."""
+    settings = (Path(__file__).parents[2] / "setup.cfg").read_text(encoding="utf-8")
+    assert "python_requires = >=3.10" in settings
+
+
+def test_odd_entries_of_the_path_are_skipped(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zip file, a NUL byte, a current folder that is gone."""
+    site = write("p1")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert found(metadata.scan(["", "a\0b", __file__, str(site)])) == [("chip", "p1", "1.0")]
 
 
 def test_missing_metadata_still_gives_a_name_and_a_version(write: Write) -> None:

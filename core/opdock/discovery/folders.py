@@ -32,6 +32,14 @@ def split_stem(folder: str) -> tuple[str, str]:
     return (found["name"], found["version"]) if found else (stem, "?")
 
 
+def read(path: Path) -> str | None:
+    """Return the text of a metadata file, None if there is none that can be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+    except OSError:
+        return None
+
+
 @dataclass(frozen=True)
 class Folder:
     """A metadata folder, with the lines of its entry points that may concern opdock."""
@@ -141,8 +149,8 @@ def _lines(folder: Path, issues: list[str]) -> tuple[Line, ...]:
 
 
 def _install_folders() -> list[str]:
-    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()]
-    return [f for f in (*folders, *site.getsitepackages()) if f]
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return [f for f in (*folders, site.getusersitepackages(), *site.getsitepackages()) if f]
 
 
 def _pth_entries(installed: set[str]) -> set[str]:
@@ -154,9 +162,8 @@ def _pth_entries(installed: set[str]) -> set[str]:
                 lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
             except OSError:
                 continue
-            found |= {
-                os.path.realpath(Path(folder, line.strip())) for line in lines if line.strip() and "\0" not in line
-            }
+            named = [line.strip() for line in lines if line.strip() and "\0" not in line]
+            found |= {os.path.realpath(Path(folder, line)) for line in named}
     return found
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlparse
 
 from opdock.discovery import folders
 from opdock.discovery.entry_points import GENERAL_GROUP, GROUPS, HOOK_GROUP, PLATFORM_GROUP
-from opdock.discovery.folders import Folder, normalise
+from opdock.discovery.folders import Folder, normalise, read
 
 __all__ = ["GENERAL_GROUP", "HOOK_GROUP", "PLATFORM_GROUP", "Candidate", "Dist", "Scan", "scan"]
 
@@ -175,14 +175,6 @@ def _editable_root(path: Path) -> str | None:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
     return None
-
-
-def read(path: Path) -> str | None:
-    """Return the text of a metadata file, None if there is none that can be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
-    except OSError:
-        return None
 
 
 def installed_version(distribution: str) -> str | None:

@@ -11,9 +11,15 @@ from dataclasses import dataclass
 
 @dataclass
 class Answer:
-    """What a plugin said while it was asked, besides the class path."""
+    """What a plugin said while it was asked, besides the class path.
+
+    Args:
+        reason: why it declines, in its words; "" where it gave none.
+        declined: whether it called ``decline``.
+    """
 
     reason: str = ""
+    declined: bool = False
 
 
 _asking: ContextVar[Answer | None] = ContextVar("opdock.asking", default=None)
@@ -34,7 +40,7 @@ def decline(reason: str) -> None:
     """Say why the platform is not for this machine, and return None: ``return opdock.decline("no device")``."""
     answer = _asking.get()
     if answer is not None:
-        answer.reason = reason
+        answer.reason, answer.declined = reason, True
 
 
 def platform_plugin(class_path: str, *, probe: str | Callable[[], object] | None = None) -> Callable[[], str | None]:
@@ -46,7 +52,8 @@ def platform_plugin(class_path: str, *, probe: str | Callable[[], object] | None
     Args:
         class_path: ``package.module:Class`` of the platform; imported after it is chosen.
         probe: a function, or ``package.module:function``, without side effects. It returns None or True when
-            the device is there; False, or the reason as a str, declines, and so does ``opdock.decline``.
+            the device is there; False, or the reason as a str, declines, and so does ``opdock.decline``. Any
+            other value is a TypeError: a count of devices or a handle would be guessed at.
     """
 
     def register() -> str | None:
@@ -55,15 +62,23 @@ def platform_plugin(class_path: str, *, probe: str | Callable[[], object] | None
             return None
         if probe is None:
             return class_path
-        function = probe
-        if isinstance(function, str):
-            module, _, name = function.partition(":")
-            function = getattr(importlib.import_module(module), name)
-        found = function()
-        if isinstance(found, str):
-            answer.reason = found
-        elif found is False and not answer.reason:
-            answer.reason = "its probe found no device"
-        return None if answer.reason else class_path
+        found = _function(probe)()
+        if isinstance(found, str) or found is False:
+            decline(found or answer.reason or "its probe found no device")
+        elif found is not None and found is not True:
+            raise TypeError(
+                f"the probe of {class_path} returned {found!r}: expected None or True, or False or a reason"
+            )
+        return None if answer.declined else class_path
 
     return register
+
+
+def _function(probe: str | Callable[[], object]) -> Callable[[], object]:
+    if not isinstance(probe, str):
+        return probe
+    module, colon, name = probe.partition(":")
+    if not colon:
+        module, _, name = probe.rpartition(".")
+    found: Callable[[], object] = getattr(importlib.import_module(module.strip()), name.strip())
+    return found
