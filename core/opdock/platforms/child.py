@@ -40,21 +40,23 @@ class ChildReport:
 def probe_in_child(name: str, *, timeout: float, distribution: str | None = None) -> ChildReport:
     """Ask the platform plugin ``name`` in a new process and return what it did within ``timeout`` seconds."""
     read, write = os.pipe()  # the plugin's own output is not trusted to carry the answer
+    read_err, write_err = os.pipe()
     command = [sys.executable, "-m", "opdock.platforms.child", str(write), name, distribution or ""]
     start = time.monotonic()
     process = subprocess.Popen(  # noqa: S603 - our own module
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=write_err,
         pass_fds=(write,),
         start_new_session=True,
     )
     os.close(write)
+    os.close(write_err)
     answer, tail = bytearray(), bytearray()
     readers = [
         threading.Thread(target=_drain, args=(read, answer, 1 << 20), daemon=True),
-        threading.Thread(target=_drain, args=(process.stderr.fileno(), tail, 1 << 14), daemon=True),  # type: ignore[union-attr]
+        threading.Thread(target=_drain, args=(read_err, tail, 1 << 14), daemon=True),
     ]
     for reader in readers:
         reader.start()
@@ -66,6 +68,7 @@ def probe_in_child(name: str, *, timeout: float, distribution: str | None = None
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    readers[1].join(0.5)  # its last line may be the reason; a process that left the session may hold the pipe
     seconds = time.monotonic() - start
     told = _parse(bytes(answer))
     if told is not None:
@@ -85,12 +88,15 @@ def probe_in_child(name: str, *, timeout: float, distribution: str | None = None
 
 
 def _drain(descriptor: int, into: bytearray, most: int) -> None:
-    with contextlib.suppress(OSError):
+    """Read to the end, or to the newline that ends an answer, and close: the reader alone knows when it is done."""
+    try:
         while chunk := os.read(descriptor, 1 << 16):
             into += chunk
             del into[:-most]
             if most == 1 << 20 and into.endswith(b"\n"):
                 return
+    finally:
+        os.close(descriptor)
 
 
 def _parse(answer: bytes) -> dict[str, Any] | None:
