@@ -221,4 +221,4 @@ def _describe(op: ir.IrOp, args: Sequence[Any]) -> str:
             return f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}]"
         return repr(value)
 
-    return ", ".join(f"{name}={one(value)}" for name, value in zip(op.parameters, args, strict=False))
+    return ", ".join(f"{name}={one(value)}" for name, value in zip(op.signature.parameters, args, strict=False))
