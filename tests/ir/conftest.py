@@ -21,9 +21,9 @@ def _undo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
     monkeypatch.delenv("OPDOCK_STRICT", raising=False)
     torch.manual_seed(0)
-    before = {name: op.get_priority() for name, op in ir.registry.items()}
+    before = {name: op.default_names for name, op in ir.registry.items()}
     with contextlib.suppress(_Done), journal.transaction():
         yield
-        for name, op in ir.registry.items():
-            op.set_default(before.get(name, ["native"]))
+        for name, names in before.items():
+            ir.registry[name]._put_default(names)
         raise _Done

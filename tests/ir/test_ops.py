@@ -142,7 +142,7 @@ def test_b50_views_of_a_fused_qkv_are_taken_as_they_are() -> None:
     """Strided slices give what their copies give."""
     qkv = torch.randn(6, 3 * 32)
     q, k, _ = qkv.split(32, dim=-1)
-    positions, _, _, _, cache, _ = ir.ops.rotary_embedding.generate_inputs(num_tokens=6)
+    positions, _, _, _, cache, _ = ir.ops.rotary_embedding.generate_inputs(num_tokens=6, head_size=16)
     for a, b in zip(
         ir.ops.rotary_embedding(positions, q, k, 16, cache),
         ir.ops.rotary_embedding(positions, q.contiguous(), k.contiguous(), 16, cache),

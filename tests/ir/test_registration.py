@@ -298,10 +298,10 @@ def test_torch_op_and_partial_can_be_providers(op: Any) -> None:
 
 def test_provider_of_a_plugin_before_its_kernels_is_refused(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its module was imported directly; what it calls may not exist yet."""
-    from opdock.ir import tracing_tests
+    from opdock.ir import providers
 
-    monkeypatch.setattr(tracing_tests, "_plugin_packages", lambda: frozenset({"vendorpkg"}))
-    monkeypatch.setattr(tracing_tests.context, "kernels_loaded", lambda: False)
+    monkeypatch.setattr(providers, "_plugin_packages", lambda: frozenset({"vendorpkg"}))
+    monkeypatch.setattr(providers.context, "kernels_loaded", lambda: False)
     module = {"__name__": "vendorpkg.providers", "torch": torch, "op": op}
     code = PROVIDER.format(factor=1).replace("ir.ops.t_add", "op")
     with pytest.raises(OrderError, match="registered before the kernels are loaded"):

@@ -1,16 +1,31 @@
-"""The IR: ops with one native definition and many providers."""
+"""The IR: ops with one native definition and many providers.
+
+Importing this package imports nothing, not even torch: each name below loads when it is first used, and with it
+the ops that the host ships.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from opdock.errors import suggest
-from opdock.ir.choice import Choice, Verdict
-from opdock.ir.counter import counting
-from opdock.ir.impl import IrOpImpl
-from opdock.ir.op import IrOp
-from opdock.ir.register import register_op
+if TYPE_CHECKING:
+    from opdock.ir import native, ops
+    from opdock.ir.choice import Choice, Verdict
+    from opdock.ir.counter import counting
+    from opdock.ir.impl import IrOpImpl
+    from opdock.ir.op import IrOp
+    from opdock.ir.registering import register_op, registry
+
+_HOMES = {
+    "Choice": "choice",
+    "IrOp": "op",
+    "IrOpImpl": "impl",
+    "Verdict": "choice",
+    "counting": "counter",
+    "register_op": "registering",
+    "registry": "registering",
+}
 
 __all__ = [
     "Choice",
@@ -24,31 +39,16 @@ __all__ = [
     "registry",
 ]
 
-registry: Mapping[str, IrOp] = IrOp.registry
+
+def __getattr__(name: str) -> Any:
+    if name in ("native", "ops"):
+        return import_module(f"opdock.ir.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'opdock.ir' has no attribute {name!r}")
+    import_module("opdock.ir.ops")  # so that the registry is never seen without the host's own ops
+    value = globals()[name] = getattr(import_module(f"opdock.ir.{_HOMES[name]}"), name)
+    return value
 
 
-class Namespace:
-    """IR ops by attribute: the public functions, or the native definitions."""
-
-    def __init__(self, label: str, get: Callable[[IrOp], Any]) -> None:
-        """Look ops up with ``get``."""
-        self._label, self._get = label, get
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the op's function and keep it: a later look-up costs what an attribute costs."""
-        if name.startswith("__") or name not in registry:
-            raise AttributeError(f"opdock.ir.{self._label} has no op {name!r}. {suggest(name, registry)}")
-        return self._get(registry[name])
-
-    def __dir__(self) -> list[str]:
-        return list(registry)
-
-
-def _native_of(op: IrOp) -> Any:
-    return op.native_fn
-
-
-native = Namespace("native", _native_of)
-"""The native definitions, never dispatched; ``.maybe_inplace`` is the definition itself."""
-
-from opdock.ir import ops  # noqa: E402 - registers the ops, through the names above
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,4 +1,4 @@
-"""Counting which provider served each call; free while nobody counts."""
+"""Counting which provider served each call; it costs nothing while nobody counts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ def active() -> bool:
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counter[tuple[str, str]]]:
-    """Count the eager calls of IR ops in every thread.
+    """Count the eager calls of every IR op, in all threads, while the block runs.
 
-    Yields: a counter by (op, provider).
+    Calls inside compiled code do not count: there the op is gone. Nor do calls of ``ir.native``, which are no
+    choice.
+
+    Yields: a counter by (op name, provider); still readable after the block.
     """
     counter: Counter[tuple[str, str]] = Counter()
     with _lock:
@@ -41,8 +44,8 @@ def counting() -> Iterator[Counter[tuple[str, str]]]:
 def _reinstall() -> None:
     from opdock.ir.op import IrOp
 
-    for op in IrOp.registry.values():
-        op._install()
+    for op in tuple(IrOp.registry.values()):
+        op.install()
 
 
 def counted_function(op: IrOp, kind: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from opdock import journal
 from opdock.errors import OrderError
 
 F = TypeVar("F", bound=Callable[..., "tuple[Any, ...]"])
@@ -24,8 +25,9 @@ class InputGenerator:
         self._generator: Callable[..., tuple[Any, ...]] | None = None
 
     def register_input_generator(self, fn: F) -> F:
-        """Use ``fn`` to make inputs."""
-        self._generator = fn
+        """Use ``fn`` to make inputs; returns ``fn``."""
+        previous, self._generator = self._generator, fn
+        journal.record("IR inputs", self.name, lambda: setattr(self, "_generator", previous))
         return fn
 
     @property

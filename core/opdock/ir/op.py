@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import inspect
 import logging
-import re
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-import torch
-from torch.library import Library
-
 from opdock import env, journal
-from opdock.errors import DuplicateError, OrderError, RegistrationError
-from opdock.ir import counter, plan, priority, tracing_tests
-from opdock.ir.choice import Choice, Verdict
-from opdock.ir.impl import NATIVE, IrOpImpl, Supported
+from opdock.errors import RegistrationError
+from opdock.ir import choice, counter, eager, plan, schema, strict
+from opdock.ir.choice import Choice
+from opdock.ir.impl import IrOpImpl, Supported
 from opdock.ir.inputs import InputGenerator
-from opdock.ir.signature import (
-    check_predicate,
-    check_same_schema,
-    refuse_keyword_only,
-    schema_of,
-    signature_of,
-)
+from opdock.ir.plan import Plan
+from opdock.ir.priority import Filtered, expand, filter_priority
+from opdock.ir.providers import Providers, refuse_before_kernels
+from opdock.ir.schema import NATIVE
+from opdock.ir.scopes import Scopes, lock
+from opdock.ir.signature import site_of
 from opdock.ir.tolerance import Tolerances
+from opdock.ir.torch_op import NAMESPACE, TorchOps
 
 logger = logging.getLogger("opdock")
 F = TypeVar("F", bound=Callable[..., Any])
 
-NAMESPACE = "opdock_ir"
-RESERVED_PROVIDERS = (NATIVE, "unfused")
-_NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
-_lock = threading.RLock()
-
 
 class IrOp(Tolerances, InputGenerator):
-    """An op of the IR; ``register_op`` makes it, and ``fn`` is the function that model code calls."""
+    """An op of the IR; ``register_op`` makes it and puts it in ``registry``.
 
-    registry: ClassVar[Mapping[str, IrOp]]
+    ``fn`` is what model code calls: a generated plain function with the native signature, which has the methods
+    of the op as attributes, and the op itself as ``op``.
+
+    Args:
+        name: lower-case letters, digits, underscores.
+        native: the definition, a Python function with annotations.
+        activations: parameters whose memory may be reused; None takes those that begin with ``x``.
+        allow_inplace: adds ``fn.maybe_inplace``, to which the activations are given away.
+        batch_invariant: whether a row's bits of the native definition do not depend on the other rows.
+
+    Raises: RegistrationError for a definition that no op can have; nothing is left in torch then.
+    """
+
+    registry: ClassVar[Mapping[str, IrOp]] = {}
 
     def __init__(
         self,
@@ -52,117 +53,105 @@ class IrOp(Tolerances, InputGenerator):
         allow_inplace: bool = False,
         batch_invariant: bool = False,
     ) -> None:
-        """Check the definition, then define the torch op; a refused one leaves nothing behind."""
-        _check_name("Op", name)
+        """Check the definition, then define the torch ops."""
+        schema.check_name("Op", name)
         super().__init__(name)
-        self.native, self.allow_inplace = native, allow_inplace
-        self.site, self.__doc__ = journal.Site.of(native), native.__doc__
-        refuse_keyword_only(
-            inspect.signature(native),
-            f"Op {name} has keyword-only arguments which are not currently supported. "
-            "Lowering binds arguments by position.",
-            f"op {name!r}  {self.site}",
-        )
-        resolved = signature_of(native, f"op {name!r}")
-        self.signature = inspect.signature(native)
-        self.parameters = list(self.signature.parameters)
-        self._tensors = [n for n, p in resolved.parameters.items() if "Tensor" in str(p.annotation)]
+        self.native, self.allow_inplace, self.site = native, allow_inplace, site_of(native)
+        self.signature = schema.op_signature(name, native)
+        self.schema = schema.schema_of(native, f"op {name!r}")
+        self.layout = plan.Layout(name, self.signature)
+        self.parameters = self.layout.parameters
+        self.tensors = schema.tensor_parameters(self.signature)
         self.activations = tuple(activations or (n for n in self.parameters if n.startswith("x")))
-        self._check_activations()
+        schema.check_activations(
+            name, native, self.signature, self.schema, self.activations, allow_inplace=allow_inplace
+        )
         self.activation_indices = tuple(self.parameters.index(n) for n in self.activations)
-        self.schema = schema_of(native, f"op {name!r}")
-        self.impls: dict[str, IrOpImpl] = {NATIVE: IrOpImpl(self, NATIVE, native, batch_invariant=batch_invariant)}
-        self._fake: Callable[..., Any] = native
-        self._scope: contextvars.ContextVar[plan.Plan] = contextvars.ContextVar(f"{NAMESPACE}.{name}")
-        plan_class = type("Plan", (plan.Plan,), {"scoped": property(self._scope.get)})
-        self._plan_class: Callable[..., plan.Plan] = plan_class
-        self.head = plan_class("")
-        self._plans: dict[object, plan.Plan] = {}
-        self._scopes = self._serial = 0
-        self.said: set[object] = set()  # what was logged once already
-        self._library = Library(NAMESPACE, "FRAGMENT")
+        self._fake: Callable[..., Any] | None = None
+        self._scopes = Scopes(name, self.install)
+        self._plans: dict[tuple[tuple[str, ...], bool], tuple[Plan, Filtered]] = {}
+        self._said: set[object] = set()
+        self._invariant = False
+        self.default_names: tuple[str, ...] | None = None
+        self.default = self.head = self._scopes.make_plan(NATIVE, (), native, native)
+        self.torch_ops = TorchOps(
+            name,
+            self.schema,
+            self._run,
+            self._run_fake,
+            allow_inplace=allow_inplace,
+        )
+        self.torch_op = self.torch_ops.default
+        self._providers = Providers(name, self._replan)
+        self.impls: Mapping[str, IrOpImpl] = self._providers.view
         try:
-            self.fn = self._define("call", name)
-            if allow_inplace:
-                self.fn.maybe_inplace = self._define("inplace", f"{name}.maybe_inplace")  # type: ignore[attr-defined]
-            self._default_names: list[str] = []
-            self._put_default([NATIVE])
+            self.fn = self._public_functions()
+            self._providers.put(IrOpImpl(self, NATIVE, native, batch_invariant=batch_invariant))
         except BaseException:
-            self._library._destroy()
+            self.close()
             raise
-        self.native_fn = native
-        if allow_inplace:
-            native.maybe_inplace = native  # type: ignore[attr-defined] # so that both namespaces read alike
-        self.torch_op = getattr(getattr(torch.ops, NAMESPACE), name).default
-        for method in _PUBLIC_METHODS:
-            setattr(self.fn, method, getattr(self, method))
-        self.fn.op, self.fn.impls = self, self.impls  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"IrOp('{self.name}')"
 
     def __str__(self) -> str:
-        first = (self.__doc__ or "").strip().splitlines()
+        first = (self.native.__doc__ or "").strip().splitlines()
         return repr(self) + (f" - {first[0]}" if first else "")
 
-    def _check_activations(self) -> None:
-        unknown = [n for n in self.activations if n not in self._tensors]
-        if unknown:
-            raise RegistrationError(
-                f"Activation {unknown[0]!r} of op {self.name} is no tensor parameter.",
-                who=str(self.site),
-                remedy=f"name some of {', '.join(self._tensors)}.",
-            )
-        returned = str(signature_of(self.native, self.name).return_annotation).count("Tensor")
-        if self.allow_inplace and returned != len(self.activations):
-            raise RegistrationError(
-                f"Inplace overload requires the same number of outputs as activations: op {self.name} has {returned} "
-                f"outputs and {len(self.activations)} activations.",
-                who=str(self.site),
-            )
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; ``fn`` does the same for less."""
+        return self.fn(*args, **kwargs)
 
-    # -- the torch ops and the public functions
+    # -- the public functions
 
-    def _define(self, kind: str, qualname: str) -> Callable[..., Any]:
-        # maybe_inplace has the functional schema on purpose: any backend may run it, and only a lowering pass
-        # reads its name as "the activations are dead afterwards".
-        self._library.define(qualname + self.schema)
-        self._library.impl(qualname, self._run_plan, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{qualname}", self._run_fake, lib=self._library)
-        packet = getattr(getattr(torch.ops, NAMESPACE), self.name)
-        overload = packet.default if kind == "call" else packet.maybe_inplace
-        positions = [self.parameters.index(n) for n in self._tensors]
+    def _public_functions(self) -> Callable[..., Any]:
+        public: Any = self._public_function("call", self.name, self.torch_op)
+        if self.torch_ops.maybe_inplace is not None:
+            qualname = f"{self.name}.maybe_inplace"
+            public.maybe_inplace = self._public_function("inplace", qualname, self.torch_ops.maybe_inplace)
+            self.native.maybe_inplace = self.native  # type: ignore[attr-defined] # code can run on either namespace
+        for attribute in _PUBLIC:
+            setattr(public, attribute, getattr(self, attribute))
+        public.op = self
+        return public  # type: ignore[no-any-return]
+
+    def _public_function(self, kind: str, qualname: str, overload: Any) -> Callable[..., Any]:
+        indices = [self.parameters.index(n) for n in self.tensors]
 
         def slow(*args: Any) -> Any:
-            if tracing_tests.is_plain_eager([args[i] for i in positions]):
-                return fn.__globals__["_plan"](*args)
+            if eager.is_plain([args[i] for i in indices]):
+                return made.__globals__["_plan"](*args)
             return overload(*args)
 
-        fn = plan.public_function(self.name, self.signature, self._tensors, overload, self.head, slow)
-        fn.__globals__["_scoped"] = plan.scoped_function(self.name, self.signature, kind, self._current)
-        fn.__globals__["_counted"] = counter.counted_function(self, kind)
-        fn.__module__, fn.__doc__, fn.__qualname__ = self.native.__module__, self.native.__doc__, qualname
-        fn.__annotations__ = dict(self.native.__annotations__)
-        fn.overload = overload  # type: ignore[attr-defined]
-        return fn
+        made = plan.public_function(self.layout, self.tensors, overload, self.head, slow)
+        made.__globals__["_scoped"] = plan.scoped_function(self.layout, kind, self._scopes.variable.get, self.default)
+        made.__globals__["_counted"] = counter.counted_function(self, kind)
+        made.__module__, made.__qualname__, made.__doc__ = self.native.__module__, qualname, self.native.__doc__
+        made.__annotations__ = dict(self.native.__annotations__)
+        made.torch_op = made.overload = overload  # type: ignore[attr-defined]
+        return made
 
-    def _run_plan(self, *args: Any) -> Any:
-        return self.fn.__globals__["_plan"](*args)
+    def _run(self, *args: Any) -> Any:
+        return self.fn.__globals__["_plan"](*args)  # under the dispatcher a call is functional
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fake(*args, **kwargs)
+        return (self._fake or self.native)(*args, **kwargs)
 
-    def _install(self) -> None:
-        for fn, kind in ((self.fn, "call"), (getattr(self.fn, "maybe_inplace", None), "inplace")):
-            if fn is not None:  # one dict store: atomic for every caller
-                scope = fn.__globals__
-                scope["_plan"] = (
-                    scope["_counted"]
-                    if counter.active()
-                    else scope["_scoped"]
-                    if self._scopes
-                    else getattr(self._default, kind)
-                )
+    def install(self) -> None:
+        """Put the code of the priority in force behind the public functions; each store is atomic for callers."""
+        for public, kind in ((self.fn, "call"), (getattr(self.fn, "maybe_inplace", None), "inplace")):
+            if public is not None:
+                names = public.__globals__
+                names["_scoped"].__globals__["_default"] = self.default
+                if counter.active():
+                    names["_plan"] = names["_counted"]
+                else:
+                    names["_plan"] = names["_scoped"] if self._scopes.count else getattr(self.default, kind)
+
+    def close(self) -> None:
+        """Take the op out of torch, and its providers out of the journal."""
+        self._providers.close()
+        self.torch_ops.destroy()
 
     # -- registration
 
@@ -177,150 +166,166 @@ class IrOp(Tolerances, InputGenerator):
     ) -> Callable[[Callable[..., Any]], IrOpImpl]:
         """Return a decorator that registers an implementation and returns it as an ``IrOpImpl``.
 
+        The same function again is a no-op, and the function of a reloaded module replaces its former self.
+
         Args:
             provider: its name: lower-case letters, digits, underscores; not ``native`` or ``unfused``.
             supported: whether it can run in this process: a bool, the reason why not, or a callable that says
                 either and is asked once, when the provider is first considered.
-            supports_args: takes the native parameters; False or a reason means no. It must work on fake tensors
-                and read no data.
+            supports_args: takes the native parameters; False, or a string with the reason, means no. It must work
+                on fake tensors and read no data.
             inplace: it writes its results into the activations and returns them.
-            batch_invariant: a row's bits do not depend on the other rows.
+            batch_invariant: a row's bits do not depend on the other rows; ``VLLM_BATCH_INVARIANT=1`` uses no
+                provider that does not say so.
 
-        Raises: RegistrationError, SchemaMismatchError or DuplicateError; nothing is registered then.
+        Raises: RegistrationError for a name or promise that cannot hold, SchemaMismatchError for other parameters
+            than the native definition's, DuplicateError for a name in use; nothing is registered then.
         """
-        _check_name("Provider", provider)
-        if provider in RESERVED_PROVIDERS:
-            raise RegistrationError(f"Provider name {provider} is reserved.", remedy="name the library or the vendor.")
+        schema.check_provider_name(provider)
 
         def decorate(fn: Callable[..., Any]) -> IrOpImpl:
-            present = self.impls.get(provider)
-            if present is not None and journal.same_definition(present.impl_fn, fn):
-                if present.impl_fn is fn:
+            fn = getattr(fn, "impl_fn", fn)  # an IrOpImpl: the function was registered elsewhere too
+            with lock:
+                present = self._providers.already(provider, fn)
+                if present is not None:
                     return present
-            elif present is not None:
-                raise DuplicateError(
-                    f"Implementation for provider {provider} already registered.",
-                    who=f"op {self.name!r}",
-                    why=[
-                        f"registered at  {present.site}" + (f"  {present.owner}" if present.owner else ""),
-                        f"again at       {journal.Site.of(fn)}" + (f"  {o}" if (o := journal.current_owner()) else ""),
-                    ],
-                    remedy="give one of the two another provider name.",
+                refuse_before_kernels(self.name, provider)
+                schema.check_same_schema(self.name, self.native, self.schema, provider, fn, inplace=inplace)
+                if supports_args is not None:
+                    schema.check_predicate(self.name, provider, supports_args, self.signature)
+                if inplace and not self.allow_inplace:
+                    raise RegistrationError(
+                        f"Inplace implementation cannot be registered for op {self.name} that does not allow inplace.",
+                        who=f"provider {provider!r}  {site_of(fn)}",
+                        remedy="return new tensors, or register the op with allow_inplace=True.",
+                    )
+                impl = IrOpImpl(
+                    self,
+                    provider,
+                    fn,
+                    supported=supported,
+                    supports_args=supports_args,
+                    inplace=inplace,
+                    batch_invariant=batch_invariant,
+                    generation=self._providers.next_generation(provider),
                 )
-            tracing_tests.refuse_early_registration(self.name, provider)
-            check_same_schema(self.name, self.native, provider, fn)
-            if supports_args is not None:
-                check_predicate(provider, supports_args, self.signature)
-            if inplace and not self.allow_inplace:
-                raise RegistrationError(
-                    f"Inplace implementation cannot be registered for op {self.name} that does not allow inplace.",
-                    who=f"provider {provider!r}  {journal.Site.of(fn)}",
-                    remedy="return new tensors.",
-                )
-            impl = IrOpImpl(
-                self,
-                provider,
-                fn,
-                supported=supported,
-                supports_args=supports_args,
-                inplace=inplace,
-                batch_invariant=batch_invariant,
-            )
-            if env.strict():
-                tracing_tests.probe(impl)
-            self._add(impl, present)
+                if env.strict():
+                    strict.probe(impl)
+                if self.default_names is not None or self._scopes.count:
+                    logger.warning(
+                        "Warning: registering new impl %s for op %s while priority is set.", provider, self.name
+                    )
+                self._providers.put(impl)
             return impl
 
         return decorate
 
-    def _add(self, impl: IrOpImpl, present: IrOpImpl | None) -> None:
-        with _lock:
-            if self._scopes or self._default_names not in ([], [NATIVE]):
-                logger.warning(
-                    "Warning: registering new impl %s for op %s while priority is set.",
-                    impl.provider,
-                    self.name,
-                )
-            self.impls[impl.provider] = impl
-            self._forget_plans()
-            journal.record("IR provider", f"{self.name}.{impl.provider}", lambda: self._remove(impl, present))
-
-    def _remove(self, impl: IrOpImpl, present: IrOpImpl | None) -> None:
-        with _lock:
-            if self.impls.get(impl.provider) is impl:
-                if present is None:
-                    del self.impls[impl.provider]
-                else:
-                    self.impls[impl.provider] = present
-                self._default_names = [n for n in self._default_names if n in self.impls]
-                self._forget_plans()
-
-    def _forget_plans(self) -> None:
-        self._serial += 1  # part of the key: compiled code of an old provider of the same name must not be reused
-        self._plans.clear()
-        self._put_default(self._default_names or [NATIVE])
+    def replace_native(self, native: Callable[..., Any], *, batch_invariant: bool) -> None:
+        """Take the definition of a reloaded module: same schema, perhaps another body."""
+        with lock:
+            self.native, self.site = native, site_of(native)
+            if self.allow_inplace:
+                native.maybe_inplace = native  # type: ignore[attr-defined]
+            generation = self._providers.next_generation(NATIVE)
+            self._providers.put(IrOpImpl(self, NATIVE, native, batch_invariant=batch_invariant, generation=generation))
 
     def register_fake(self, fn: F) -> F:
-        """Use ``fn`` on fake tensors; without it the native definition is used."""
-        self._fake = fn
+        """Use ``fn`` on fake tensors; without one the native definition is used. Returns ``fn``."""
+        previous, self._fake = self._fake, fn
+        journal.record("IR fake", self.name, lambda: setattr(self, "_fake", previous))
         return fn
 
     # -- priorities
 
-    def _plan_for(self, names: Sequence[str]) -> plan.Plan:
-        names, invariant = tuple(names), env.batch_invariant()
+    def _plan_for(self, names: tuple[str, ...]) -> Plan:
+        invariant = env.batch_invariant()
         if (names, invariant) not in self._plans:
-            impls, _ = priority.filter_priority(self.name, self.impls, names, invariant=invariant)
-            if NATIVE not in names and impls[-1].provider == NATIVE and names not in self.said:
-                self.said.add(names)
-                logger.warning(
-                    "Op %s: No implementation in priority list supports all args, execution fallback to native is "
-                    "possible. To silence this warning, explicitly add 'native' to the end of the priority list",
-                    self.name,
-                )
-            codes = [plan.chain(self.name, self.signature, impls, self.activations, clone=c) for c in (True, False)]
-            key = ",".join([*(i.provider for i in impls), str(self._serial)])
-            self._plans[names, invariant] = self._plan_class(key, impls, *codes)
-        return self._plans[names, invariant]
+            filtered = filter_priority(self.impls, names, invariant=invariant)
+            code = [
+                plan.chain(self.layout, filtered.impls, clone=clone, on_fall=self._say_fall) for clone in (True, False)
+            ]
+            key = ",".join(impl.key for impl in filtered.impls)
+            self._plans[names, invariant] = self._scopes.make_plan(key, filtered.impls, *code), filtered
+        made, filtered = self._plans[names, invariant]
+        if filtered.native_added and self._first_time("appended", names):
+            logger.warning(
+                "Op %s: No implementation in priority list supports all args, execution fallback to native is "
+                "possible. To silence this warning, explicitly add 'native' to the end of the priority list",
+                self.name,
+            )
+        if invariant and not filtered.impls[-1].batch_invariant and self._first_time("variant"):
+            logger.warning(
+                "Op %s: VLLM_BATCH_INVARIANT=1, but %s, which is last in the priority, does not declare "
+                "batch_invariant: results may depend on the batch.",
+                self.name,
+                filtered.impls[-1].provider,
+            )
+        return made
 
-    def _put_default(self, names: Sequence[str]) -> None:
-        made = self._plan_for(names)
-        self._default, self._default_names, self.head.key = made, list(names), made.key
-        self._install()
+    def _unset_plan(self) -> Plan:
+        native = self.native
 
-    def set_default(self, names: Sequence[str]) -> None:
-        """Make ``names`` the process's priority; ``-name`` drops one from the priority in force.
+        def first(*args: Any) -> Any:
+            self._say_unset()
+            made.call = made.inplace = native
+            with lock:
+                self.install()
+            return native(*args)
 
-        Raises: UnknownNameError for a provider that is not registered; the priority is unchanged then.
+        made = self._scopes.make_plan(self.impls[NATIVE].key, (), first, first)
+        return made
+
+    def _put_default(self, names: tuple[str, ...] | None) -> None:
+        made = self._unset_plan() if names is None else self._plan_for(names)
+        self._invariant = env.batch_invariant()
+        # The head is what compiled code is guarded on: it stays, and takes over what the default is.
+        self.default, self.default_names, self.head.key = made, names, made.key
+        self.install()
+
+    def _replan(self) -> None:
+        self._plans.clear()
+        names = self.default_names
+        self._put_default(None if names is None else tuple(n for n in names if n in self.impls) or (NATIVE,))
+
+    def _follow_environment(self) -> None:
+        if self.default_names is not None and self._invariant != env.batch_invariant():
+            with lock:
+                self._put_default(self.default_names)
+
+    def set_default(self, priority: Sequence[str]) -> None:
+        """Make ``priority`` the process's order of providers; ``-name`` means the present default without ``name``.
+
+        Compiled code follows. ``VLLM_BATCH_INVARIANT`` is read here, and by ``set_priority``, ``get_priority``,
+        ``dispatch`` and ``explain``; a call reads no environment.
+
+        Raises: UnknownNameError for a provider that is not registered; the default is unchanged then.
         """
-        with _lock:
-            self._put_default(priority.resolve_drops(self.name, names, self._default_names))
+        with lock:
+            self._put_default(expand(self.name, priority, self.default_names or (), self.impls))
 
-    @contextlib.contextmanager
-    def set_priority(self, names: Sequence[str]) -> Iterator[None]:
-        """Use ``names`` in this context: this thread or task, and what it calls."""
-        made = self._plan_for(priority.resolve_drops(self.name, names, self.get_priority()))
-        with _lock:
-            token = self._scope.set(made)
-            self._scopes += 1
-            self._install()
-        try:
-            yield
-        finally:
-            with _lock:
-                self._scope.reset(token)
-                self._scopes -= 1
-                self._install()
+    def set_priority(self, priority: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager inside which ``priority`` holds, for this thread or asyncio task alone.
 
-    def _current(self) -> plan.Plan:
-        return self._scope.get(self._default)
+        It nests; ``-name`` means the process's default without ``name``. Threads that are started inside see the
+        default. Compiled code follows.
+
+        Raises: UnknownNameError for a provider that is not registered.
+        """
+        with lock:
+            made = self._plan_for(expand(self.name, priority, self.default_names or (), self.impls))
+        return self._scopes.enter(made)
+
+    def current(self) -> Plan:
+        """Return the plan that is in force here; its ``key`` changes whenever another provider may be chosen."""
+        self._follow_environment()
+        return self._scopes.current(self.default)
 
     def get_priority(self) -> list[str]:
-        """Return the names of the providers that are tried now, in order."""
-        return [impl.provider for impl in self._current().impls]
+        """Return the providers that are tried here, in order; empty while no priority is set."""
+        return [impl.provider for impl in self.current().impls]
 
     def supported_providers(self) -> list[str]:
-        """Return the providers that can run in this process, in order of registration."""
+        """Return the providers that can run in this process, native included, in order of registration."""
         return [impl.provider for impl in self.impls.values() if impl.supported]
 
     # -- choosing
@@ -332,36 +337,51 @@ class IrOp(Tolerances, InputGenerator):
         return bound.args
 
     def dispatch(self, *args: Any, **kwargs: Any) -> IrOpImpl:
-        """Return the implementation that runs for these arguments; fake tensors will do."""
-        for impl in self._current().impls:
-            if not impl.refusal(*args, **kwargs):
-                return impl
-        raise OrderError(f"Op {self.name}: no provider takes these arguments, native included.")
+        """Return the implementation that runs for these arguments, real or fake."""
+        impls = self.current().impls
+        if not impls:
+            self._say_unset()
+            return self.impls[NATIVE]
+        return next((i for i in impls[:-1] if i.supports_args(*args, **kwargs)), impls[-1])
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
-        """Return what runs for these arguments, with a reason for every registered provider."""
-        names = self._default_names if self._current() is self._default else self.get_priority()
-        _, left_out = priority.filter_priority(self.name, self.impls, names, invariant=env.batch_invariant())
-        winner, verdicts = None, {}
-        for impl in self._current().impls:
-            reason = f"{winner.provider} comes before it" if winner else impl.refusal(*args, **kwargs)
-            if not reason:
-                winner = impl
-                reason = "first in the priority that takes these arguments" if len(self.impls) > 1 else "the only one"
-                verdicts[impl.provider] = Verdict(impl.provider, chosen=True, reason=reason)
-            else:
-                verdicts[impl.provider] = Verdict(impl.provider, chosen=False, reason=reason)
-        for name, impl in self.impls.items():
-            reason = left_out.get(name) or impl.reason or "not in the priority list"
-            verdicts.setdefault(name, Verdict(name, chosen=False, reason=reason))
-        if winner is None:
-            raise OrderError(f"Op {self.name}: no provider takes these arguments, native included.")
-        return Choice(winner, tuple(verdicts.values()))
+        """Return what runs for these arguments, real or fake, with a verdict for every registered provider."""
+        impls = self.current().impls
+        left_out = next((f.left_out for p, f in self._plans.values() if p.impls is impls), {})
+        return choice.explain(self.impls, impls, left_out, args, kwargs)
+
+    # -- what is said once
+
+    def _first_time(self, *what: object) -> bool:
+        if what in self._said:
+            return False
+        self._said.add(what)
+        return True
+
+    def _say_unset(self) -> None:
+        if self._first_time("unset"):
+            logger.warning("Priority not set for op %s, using native implementation.", self.name)
+
+    def _say_fall(self, args: tuple[Any, ...]) -> None:
+        if self._first_time("fall"):
+            tried = [impl.provider for impl in self.current().impls]
+            reasons = [f"{v.provider}: {v.reason}" for v in self.explain(*args).verdicts[:-1] if v.provider in tried]
+            logger.info("Op %s falls to native for some arguments. %s", self.name, "; ".join(reasons))
 
 
-_PUBLIC_METHODS = (
+_PUBLIC = (
+    "name",
+    "activations",
+    "activation_indices",
+    "allow_inplace",
+    "impls",
+    "torch_op",
     "register_impl",
     "register_fake",
+    "register_input_generator",
+    "generate_inputs",
+    "override_tolerance",
+    "get_tolerance",
     "set_default",
     "set_priority",
     "get_priority",
@@ -369,16 +389,5 @@ _PUBLIC_METHODS = (
     "apply_arg_defaults",
     "dispatch",
     "explain",
-    "register_input_generator",
-    "generate_inputs",
-    "override_tolerance",
-    "get_tolerance",
 )
-
-
-def _check_name(kind: str, name: str) -> None:
-    if not _NAME.match(name):
-        raise RegistrationError(
-            f"{kind} name {name!r} is invalid. Names must start with a letter or underscore, followed by lowercase "
-            "letters, underscores, or digits only.",
-        )
+__all__ = ["NAMESPACE", "IrOp"]

@@ -10,14 +10,13 @@ The public function is plain Python with the native signature, so that keywords 
             return _plan(x, weight, epsilon, variance_size)
         return _slow(x, weight, epsilon, variance_size)
 
-``_plan`` is a global of that one function: the provider itself where nothing needs a test, else a chain.
-Storing it is the whole of a swap, and atomic. The four tests see every tracer and every tensor subclass.
+``_plan`` is a global of that one function: the provider itself where nothing needs a test, else a chain of
+tests. Storing it is the whole of a swap, and atomic. The four tests see every tracer and tensor subclass.
 """
 
 from __future__ import annotations
 
 import linecache
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from opdock.ir.impl import IrOpImpl
 
-logger = logging.getLogger("opdock")
+Code = Callable[..., Any]
 
 _TESTS: Mapping[str, Any] = {
     "Tensor": torch.Tensor,
@@ -51,101 +50,124 @@ class Plan:
 
     scoped: Plan
 
-    def __init__(
-        self,
-        key: str,
-        impls: Sequence[IrOpImpl] = (),
-        call: Callable[..., Any] | None = None,
-        inplace: Callable[..., Any] | None = None,
-    ) -> None:
-        """Hold the code of one priority."""
+    def __init__(self, key: str, impls: Sequence[IrOpImpl], call: Code | None, inplace: Code | None) -> None:
+        """Hold the code of one priority; ``key`` differs where the code may."""
         self.key, self.impls, self.call, self.inplace = key, tuple(impls), call, inplace
 
 
-def _head_of(signature: inspect.Signature) -> tuple[str, str, dict[str, Any]]:
-    defaults = {f"_d_{n}": value for n, value in defaults_of(signature).items()}
-    heads = [f"{n}=_d_{n}" if f"_d_{n}" in defaults else n for n in signature.parameters]
-    return ", ".join(heads), ", ".join(signature.parameters), defaults
+class Layout:
+    """How the parameters of one op are written in generated code."""
+
+    def __init__(self, name: str, signature: inspect.Signature) -> None:
+        """Read the native signature."""
+        self.name, self.parameters = name, tuple(signature.parameters)
+        self.defaults = {f"_od_{n}": value for n, value in defaults_of(signature).items()}
+        self.head = ", ".join(f"{n}=_od_{n}" if f"_od_{n}" in self.defaults else n for n in self.parameters)
+        self.args = ", ".join(self.parameters)
+
+    def cloned(self, activations: Sequence[str]) -> str:
+        """Return the arguments with every activation cloned; one may be None."""
+        return ", ".join(f"{n} if {n} is None else {n}.clone()" if n in activations else n for n in self.parameters)
 
 
-def _compile(lines: Sequence[str], name: str, label: str, env: dict[str, Any]) -> Callable[..., Any]:
+def _make(name: str, lines: Sequence[str], label: str, env: dict[str, Any]) -> Code:
     source = "\n".join(lines) + "\n"
-    file = f"<opdock.{label}.{len(linecache.cache)}>"
+    file = f"<opdock.ir.{label} {_serial()}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for tracebacks
-    exec(compile(source, file, "exec"), env)  # noqa: S102 - built from parameter names alone
-    made: Callable[..., Any] = env[name]
+    exec(compile(source, file, "exec"), env)  # noqa: S102 - built from names of parameters alone
+    made: Code = env[name]
     return made
 
 
-def public_function(
-    name: str,
-    signature: inspect.Signature,
-    tensors: Sequence[str],
-    overload: object,
-    head: Plan,
-    slow: Callable[..., Any],
-) -> Callable[..., Any]:
-    """Return the public function of an op; ``_plan`` is still to be stored in its globals."""
-    heads, args, env = _head_of(signature)
-    env.update(_TESTS, _head=head, _op=overload, _slow=slow)
-    return _compile(
+_count = iter(range(1 << 62))
+
+
+def _serial() -> int:
+    return next(_count)
+
+
+def public_function(layout: Layout, tensors: Mapping[str, bool], overload: object, head: Plan, slow: Code) -> Code:
+    """Return the public function of an op; ``_plan`` is still to be stored in its globals.
+
+    Args:
+        layout: of the op.
+        tensors: its tensor parameters, each with whether it holds a list.
+        overload: the torch op that traced code calls.
+        head: what the compiled code is guarded on.
+        slow: takes the call where a test fails.
+    """
+    args = layout.args
+    first = next((n for n, is_list in tensors.items() if not is_list), None)
+    looked_at = ", ".join(f"*({n} or ())" if is_list else n for n, is_list in tensors.items())
+    direct = f"type({first}) is Tensor and " if first else ""
+    return _make(
+        layout.name,
         [
-            f"def {name}({heads}):",
+            f"def {layout.name}({layout.head}):",
             "    if _dynamo():",
-            "        if _head.scoped.key is None: pass",
+            "        if _head.scoped.key is None: pass",  # it has to be used, or no guard is installed
             f"        return _op({args})",
-            f"    if (type({tensors[0]}) is Tensor and not _modes()",
-            f"            and not _overridden({', '.join(tensors)}) and _functorch() is None):",
+            f"    if {direct}not _modes() and not _overridden({looked_at}) and _functorch() is None:",
             f"        return _plan({args})",
             f"    return _slow({args})",
         ],
-        name,
-        name,
-        env,
+        layout.name,
+        {**_TESTS, **layout.defaults, "_op": overload, "_head": head, "_slow": slow},
     )
 
 
-def scoped_function(
-    name: str, signature: inspect.Signature, kind: str, current: Callable[[], Plan]
-) -> Callable[..., Any]:
-    """Return what stands for ``_plan`` while any context has a scoped priority."""
-    heads, args, env = _head_of(signature)
-    env["_current"] = current
-    return _compile([f"def scoped({heads}):", f"    return _current().{kind}({args})"], "scoped", f"{name}.scoped", env)
+def scoped_function(layout: Layout, kind: str, get: Code, default: Plan) -> Code:
+    """Return what stands for ``_plan`` while some context has a scoped priority: it asks which plan is meant.
+
+    ``_default`` in its globals is the plan of the contexts that have none.
+    """
+    lines = [f"def scoped({layout.args}):", f"    return _get(_default).{kind}({layout.args})"]
+    return _make("scoped", lines, f"{layout.name} in a scope", {"_get": get, "_default": default})
+
+
+def functional(layout: Layout, fn: Code, activations: Sequence[str]) -> Code:
+    """Return ``fn`` called on clones of its activations."""
+    lines = [f"def functional({layout.head}):", f"    return _run({layout.cloned(activations)})"]
+    return _make("functional", lines, f"{layout.name} on clones", {**layout.defaults, "_run": fn})
 
 
 def chain(
-    name: str,
-    signature: inspect.Signature,
-    impls: Sequence[IrOpImpl],
-    activations: Sequence[str],
-    *,
-    clone: bool,
-) -> Callable[..., Any]:
-    """Return code that runs the first of ``impls`` whose predicate holds; the last one needs none."""
-    heads, args, env = _head_of(signature)
-    cloned = ", ".join(f"{n}.clone()" if n in activations else n for n in signature.parameters)
-    lines = [f"def plan({heads}):"]
-    for k, impl in enumerate(impls):
-        given = cloned if clone and impl.inplace else args
-        if len(impls) == 1 and given == args:
-            return impl.impl_fn
-        env[f"_i{k}"], env[f"_p{k}"] = impl.impl_fn, impl.predicate
-        if k and impl.predicate is None and impl.provider == "native":
-            env[f"_i{k}"] = _say_once(env, k, name, impl)
-        test = f"_t = _p{k}({args})\n    if _t and type(_t) is not str: " if impl.predicate else ""
-        lines.append(f"    {test}return _i{k}({given})")
-    return _compile(lines, "plan", f"{name}.plan", env)
+    layout: Layout, impls: Sequence[IrOpImpl], *, clone: bool, on_fall: Callable[[tuple[Any, ...]], object]
+) -> Code:
+    """Return code that runs the first of ``impls`` that takes the arguments; the last one takes any.
+
+    Args:
+        layout: of the op.
+        impls: what a priority is filtered to.
+        clone: keep functional semantics around in-place implementations.
+        on_fall: called once, with the first arguments that fall to native.
+    """
+    *tested, ending = impls
+    run_last = ending.func_impl_fn if clone else ending.impl_fn
+    if not tested:
+        return run_last
+    env: dict[str, Any] = {**layout.defaults, "_yes": is_yes, "_last": run_last}
+    lines = [f"def plan({layout.head}):"]
+    for k, impl in enumerate(tested):
+        given = layout.cloned(impl.op.activations) if clone and impl.inplace else layout.args
+        env[f"_run{k}"], env[f"_test{k}"] = impl.impl_fn, impl.predicate
+        lines += [
+            f"    _od_said = _test{k}({layout.args})",
+            "    if _od_said is True or (_od_said is not False and _yes(_od_said)):",
+            f"        return _run{k}({given})",
+        ]
+    made = _make("plan", [*lines, f"    return _last({layout.args})"], f"{layout.name} by priority", env)
+    if ending.is_native:
+
+        def first_fall(*args: Any) -> Any:
+            env["_last"] = run_last
+            on_fall(args)
+            return run_last(*args)
+
+        env["_last"] = first_fall
+    return made
 
 
-def _say_once(env: dict[str, Any], k: int, op: str, impl: IrOpImpl) -> Callable[..., Any]:
-    """Return a function that says once that the op falls to native, then gives its place to the provider."""
-
-    def first(*args: Any) -> Any:
-        env[f"_i{k}"] = impl.impl_fn
-        if "native" not in impl.op.said:
-            impl.op.said.add("native")
-            logger.info("Op %s falls to native for some arguments; `opdock explain %s` says why.", op, op)
-        return impl.impl_fn(*args)
-
-    return first
+def is_yes(said: object) -> bool:
+    """Return whether a predicate said yes: a string is a no and its reason, anything else its truth."""
+    return not isinstance(said, str) and bool(said)

@@ -1,172 +1,122 @@
-"""Reading a function's signature and torch schema, with annotations resolved wherever they were written."""
+"""Reading signatures: annotations become types, wherever the names in them were imported."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
-import types
 import typing
-from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.library import infer_schema
 
-from opdock import journal
-from opdock.errors import RegistrationError, SchemaMismatchError
+from opdock.errors import RegistrationError
+from opdock.journal import Site
 
+# What annotations of ops are made of, for modules that import it only for a type checker.
 _COMMON: dict[str, Any] = {
     "torch": torch,
     "Tensor": torch.Tensor,
-    **{name: getattr(typing, name) for name in ("Any", "List", "Optional", "Sequence", "Tuple", "Union")},
+    **{name: getattr(typing, name) for name in ("List", "Optional", "Sequence", "Tuple", "Union")},
 }
 
 
-def unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+def unwrap(fn: Any) -> Any:
     """Return the function inside partials and ``functools.wraps`` wrappers."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    inner: Callable[..., Any] = inspect.unwrap(fn)
-    return inner
+    return inspect.unwrap(fn) if callable(fn) else fn
 
 
-def signature_of(fn: Callable[..., Any], label: str) -> inspect.Signature:
-    """Return ``fn``'s signature with every annotation resolved to a type.
+def site_of(fn: Any) -> Site:
+    """Return where the function inside ``fn`` is defined."""
+    return Site.of(unwrap(fn))
 
-    Annotations may be strings (``from __future__ import annotations``) that name things imported inside the
-    function that defines ``fn``: they are looked up in its closure and in the frames that are running.
 
-    Raises: RegistrationError naming the function and the name that cannot be resolved, or the parameter
-        without an annotation.
+def name_of(fn: Any) -> str:
+    """Return the module and qualified name of the function inside ``fn``, for messages."""
+    inner = unwrap(fn)
+    if isinstance(inner, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return f"torch.ops.{inner}"
+    return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', repr(inner))}"
+
+
+def resolved_signature(fn: Any, label: str) -> inspect.Signature:
+    """Return ``fn``'s signature with every annotation as a type.
+
+    Under ``from __future__ import annotations`` they are strings, and may name what was imported inside the
+    function that defines ``fn``: names are looked up in its globals, its closure and the running frames of its
+    module.
+
+    Raises: RegistrationError naming the function and the name that means nothing there, or the parameter that
+        has no annotation.
     """
-    who = f"{label}  {journal.Site.of(unwrap(fn))}"
+    inner = unwrap(fn)
+    who = f"{name_of(fn)}  {site_of(fn)}"
     try:
         signature = inspect.signature(fn)
-        hints = typing.get_type_hints(unwrap(fn), *_namespaces(unwrap(fn)))
+        source = inner if inspect.isroutine(inner) else type(inner).__call__
+        inner_hints = inspect.get_annotations(
+            source, globals=_globals_of(source), locals=_locals_of(source), eval_str=True
+        )
     except NameError as err:
         raise RegistrationError(
-            f"An annotation of {label} cannot be resolved: {err}.",
+            f"An annotation of {label} cannot be resolved: name {err.name!r} is not defined.",
             who=who,
-            remedy="import the name where the function is defined, or use torch.Tensor.",
+            why=f"annotations: {_written(inner)}",
+            remedy=f"import {err.name} in the module, or in the function that defines this one.",
         ) from None
-    except (TypeError, ValueError) as err:
+    except (TypeError, ValueError, SyntaxError) as err:
         raise RegistrationError(f"The signature of {label} cannot be read: {err}.", who=who) from None
     for name, parameter in signature.parameters.items():
-        if name not in hints and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise RegistrationError(
+                f"Parameter *{name} of {label}: an op has named parameters only.",
+                who=who,
+                remedy="write the parameters out.",
+            )
+        if name not in inner_hints:
             raise RegistrationError(
                 f"Parameter {name!r} of {label} has no annotation.",
                 who=who,
-                remedy=f"annotate it as the native definition does, for example {name}: torch.Tensor.",
+                remedy=f"annotate it, for example {name}: torch.Tensor.",
             )
-    parameters = [p.replace(annotation=hints.get(n, p.annotation)) for n, p in signature.parameters.items()]
-    return signature.replace(parameters=parameters, return_annotation=hints.get("return", signature.empty))
+    if "return" not in inner_hints:
+        raise RegistrationError(
+            f"The result of {label} has no annotation.", who=who, remedy="add -> torch.Tensor, or a tuple of them."
+        )
+    parameters = [p.replace(annotation=inner_hints[n]) for n, p in signature.parameters.items()]
+    return signature.replace(parameters=parameters, return_annotation=inner_hints["return"])
 
 
-def _namespaces(fn: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    local: dict[str, Any] = {}
-    frame: types.FrameType | None = sys._getframe(2)
-    running = []
+def _globals_of(fn: Any) -> dict[str, Any]:
+    return {**_COMMON, **getattr(fn, "__globals__", {})}
+
+
+def _locals_of(fn: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    module = getattr(fn, "__globals__", None)
+    running: list[dict[str, Any]] = []
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals is getattr(fn, "__globals__", None):
+        if frame.f_globals is module and frame.f_locals is not module:
             running.append(frame.f_locals)
         frame = frame.f_back
-    for scope in reversed(running):
-        local.update(scope)
-    for name, cell in zip(
-        getattr(getattr(fn, "__code__", None), "co_freevars", ()),
-        getattr(fn, "__closure__", None) or (),
-        strict=False,
-    ):
-        local[name] = cell.cell_contents
-    return {**_COMMON, **getattr(fn, "__globals__", {})}, local
+    for names in reversed(running):  # the innermost frame wins
+        found.update(names)
+    closure = getattr(fn, "__closure__", None) or ()
+    for name, cell in zip(fn.__code__.co_freevars if closure else (), closure, strict=True):
+        with contextlib.suppress(ValueError):  # a name that is not assigned yet
+            found[name] = cell.cell_contents
+    return found
 
 
-def refuse_keyword_only(signature: inspect.Signature, message: str, who: str) -> None:
-    """Raise RegistrationError with ``message`` if a parameter is keyword-only."""
-    if any(p.kind is p.KEYWORD_ONLY for p in signature.parameters.values()):
-        raise RegistrationError(message, who=who, remedy="remove the * from the parameters.")
+def _written(fn: Any) -> str:
+    return ", ".join(f"{name}: {text}" for name, text in getattr(fn, "__annotations__", {}).items())
 
 
-def schema_of(fn: Callable[..., Any], label: str) -> str:
-    """Return the functional torch schema of ``fn``, for example ``(Tensor x, float eps) -> Tensor``."""
-    if isinstance(fn, torch._ops.OpOverload):
-        return normal(str(fn._schema))
-    signature = signature_of(fn, label)
-    stand_in = types.FunctionType((lambda *_, **__: None).__code__, {"torch": torch}, label)
-    stand_in.__signature__ = signature  # type: ignore[attr-defined]
-    try:
-        return normal("op" + infer_schema(stand_in, mutates_args=()))
-    except ValueError as err:
-        raise RegistrationError(
-            f"The schema of {label} cannot be inferred.",
-            who=f"{label}  {journal.Site.of(unwrap(fn))}",
-            why=str(err).splitlines()[0],
-            remedy="use the types that torch.library.infer_schema takes: Tensor, int, float, bool, str, their "
-            "optionals and Sequences; defaults that are numbers, strings, booleans or None.",
-        ) from None
-
-
-def normal(schema: str) -> str:
-    """Return a torch schema as torch itself writes it, without the op's name."""
-    text = str(torch._C.parse_schema(schema))
-    return text[text.index("(") :]
-
-
-def check_same_schema(op: str, native: Callable[..., Any], provider: str, fn: Callable[..., Any]) -> None:
-    """Raise SchemaMismatchError, showing both definitions, unless the schemas are equal word by word."""
-    who = [f"from {owner}"] if (owner := journal.current_owner()) else []
-    if not isinstance(fn, torch._ops.OpOverload):
-        refuse_keyword_only(
-            signature_of(fn, f"provider {provider!r} of op {op!r}"),
-            f"Implementation for provider {provider} of op {op} has keyword-only parameters.",
-            f"{journal.Site.of(unwrap(fn))}",
-        )
-    wanted, given = schema_of(native, f"op {op!r}"), schema_of(fn, f"provider {provider!r} of op {op!r}")
-    if wanted != given:
-        raise SchemaMismatchError(
-            f"Implementation for provider {provider} has schema '{given}' which does not match native schema "
-            f"'{wanted}' for op {op}.",
-            who=who,
-            why=[
-                f"native    {wanted}  {journal.Site.of(unwrap(native))}",
-                f"{provider}  {given}  {journal.Site.of(unwrap(fn))}",
-            ],
-            remedy="give the provider the parameters of the native definition, with the same names, types and "
-            "defaults; refuse values that it cannot handle in supports_args.",
-        )
-
-
-def check_predicate(provider: str, predicate: object, native: inspect.Signature) -> None:
-    """Raise SchemaMismatchError unless ``supports_args`` takes exactly the native parameters."""
-    label = f"supports_args for provider {provider}"
-
-    def refuse(what: str) -> SchemaMismatchError:
-        return SchemaMismatchError(
-            f"{label} {what}",
-            why=[f"native {native}", f"at {journal.Site.of(predicate)}"],
-            remedy=f"def supports_args({', '.join(native.parameters)}): ...  with the native defaults.",
-        )
-
-    if not callable(predicate):
-        raise refuse("must be a callable")
-    mine = list(inspect.signature(predicate).parameters.values())
-    theirs = list(native.parameters.values())
-    if any(p.kind is p.KEYWORD_ONLY for p in mine):
-        raise refuse("cannot have keyword-only parameters")
-    if len(mine) != len(theirs):
-        raise refuse(
-            f"must have the same number of parameters ({len(mine)}) as the native implementation ({len(theirs)})"
-        )
-    for a, b in zip(mine, theirs, strict=True):
-        if a.name != b.name:
-            raise refuse(f"has parameter '{a.name}' which does not match native parameter '{b.name}'")
-        if a.default != b.default or type(a.default) is not type(b.default):
-            raise refuse(
-                f"has parameter '{a.name}' with default {a.default} which does not match native default {b.default}"
-            )
-
-
-def defaults_of(signature: inspect.Signature) -> Mapping[str, Any]:
+def defaults_of(signature: inspect.Signature) -> dict[str, Any]:
     """Return the default of every parameter that has one."""
     return {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from opdock import journal
 from opdock.errors import UnknownNameError
 
 DEFAULT_TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
@@ -13,6 +14,7 @@ DEFAULT_TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.bfloat16: (1e-3, 1.6e-2),
     torch.float8_e4m3fn: (0.1, 0.1),
     torch.float8_e5m2: (0.2, 0.2),
+    torch.float4_e2m1fn_x2: (0.3, 0.3),
     torch.int8: (1.0, 0.0),
 }
 """Absolute and relative tolerance for each dtype of a result."""
@@ -33,7 +35,17 @@ class Tolerances:
 
     def override_tolerance(self, dtype: torch.dtype, *, atol: float, rtol: float, provider: str | None = None) -> None:
         """Set the tolerances of ``dtype``, for every provider or for one; say why beside the call."""
-        self._overrides[dtype, provider] = (atol, rtol)
+        key = dtype, provider
+        previous = self._overrides.get(key)
+        self._overrides[key] = (atol, rtol)
+
+        def undo() -> None:
+            if previous is None:
+                self._overrides.pop(key, None)
+            else:
+                self._overrides[key] = previous
+
+        journal.record("IR tolerance", f"{self.name}.{dtype}", undo)
 
     def get_tolerance(self, dtype: torch.dtype, provider: str | None = None) -> dict[str, float]:
         """Return ``{"atol": …, "rtol": …}``, ready for ``torch.testing.assert_close``.

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from opdock.ir.ops._numerics import halves, widen
-from opdock.ir.register import register_op
+from opdock.ir.registering import register_op
 
 
 @register_op
@@ -24,6 +24,7 @@ def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "no
     Dtypes: x float16, bfloat16, float32, float64; returns x's dtype.
     Args: std_multiplier, in standard deviations; approximate, ``none`` or ``tanh``.
     Mutates: nothing.
+    Batch: not invariant; see rms_norm.
     Raises: ShapeError if the last dimension is odd; RuntimeError for another approximation.
     Source: Gemma 3n (activation sparsity by a Gaussian top-k).
     """
@@ -39,9 +40,9 @@ def _inputs(
     num_tokens: int = 8,
     hidden_size: int = 64,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
     std_multiplier: float = 1.6448536269514722,
     approximate: str = "tanh",
-    device: torch.device | str | None = None,
 ) -> tuple[Tensor, float, str]:
     x = torch.randn(num_tokens, 2 * hidden_size, dtype=dtype, device=device)
     return x, std_multiplier, approximate

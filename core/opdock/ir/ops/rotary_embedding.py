@@ -5,55 +5,69 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opdock.ir.ops._numerics import ShapeError
-from opdock.ir.register import register_op
+from opdock.ir.ops._numerics import ShapeError, widen
+from opdock.ir.registering import register_op
 
 
 @register_op(activations=["query", "key"], allow_inplace=True, batch_invariant=True)
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Rotate each head of query and key by the angles of its position.
+    """Rotate the pairs of each head of query and key by the angles of its position.
 
-    For a pair (a, b) of a head and its angle t: (a cos t - b sin t, b cos t + a sin t). The pairs are
-    (j, j + rot_dim / 2) for ``is_neox`` and (2 j, 2 j + 1) otherwise; columns from rot_dim on pass through.
+    For a pair (a, b) and its angle t: (a cos t - b sin t, b cos t + a sin t). The pairs are (j, j + rot_dim / 2)
+    for ``is_neox`` and (2 j, 2 j + 1) otherwise; columns from rot_dim on pass through, bit for bit.
 
-    Rounding points: computed in the wider of the cache's dtype and the data's (float32 for a float32 cache),
-    rounded once to the data's dtype.
+    Rounding points: computed in float32 (in float64 if the data or the cache is), rounded once to the data's
+    dtype. The angles are as exact as the cache's dtype.
 
     Shapes: positions (num_tokens,); query (num_tokens, num_heads * head_size) or (num_tokens, num_heads,
         head_size), key alike with its own number of heads, views with any strides; cos_sin_cache (max_position,
         rot_dim), the cosines then the sines of rot_dim / 2 angles; returns query and key, dense, in their shapes.
-    Dtypes: positions any integer; query, key float16, bfloat16, float32, float64; cache floating.
+    Dtypes: positions any integer; query, key float16, bfloat16, float32, float64; cache any of them.
     Args: head_size, columns of a head; is_neox, halves or interleaved pairs.
     Mutates: nothing; maybe_inplace may reuse query and key.
-    Raises: ShapeError if rot_dim is odd or larger than head_size, or the rows do not fit.
+    Batch: invariant; products and sums alone, each element on its own.
+    Raises: ShapeError if rot_dim is odd or larger than head_size, or the rows do not fit; IndexError for a
+        position outside the cache.
     Source: Su et al. 2021, arXiv:2104.09864.
     """
-    rot_dim = cos_sin_cache.shape[-1]
-    if rot_dim % 2 or rot_dim > head_size or positions.shape[0] != query.shape[0]:
-        raise ShapeError(
-            f"rotary_embedding: positions {tuple(positions.shape)}, query {tuple(query.shape)}, head_size {head_size} "
-            f"and rot_dim {rot_dim} do not fit.",
-            remedy="one position for each row, and an even rot_dim of at most head_size.",
-        )
-    cos, sin = cos_sin_cache.index_select(0, positions).chunk(2, dim=-1)
+    rot_dim, tokens = cos_sin_cache.shape[-1], positions.shape[0]
+    if positions.dim() != 1 or rot_dim % 2 or not 0 < rot_dim <= head_size:
+        raise _misfit(positions, query, key, head_size, rot_dim)
+    for x in (query, key):
+        whole = (x.dim() == 2 and not x.shape[-1] % head_size) or (x.dim() == 3 and x.shape[-1] == head_size)
+        if x.shape[0] != tokens or not whole:
+            raise _misfit(positions, query, key, head_size, rot_dim)
+    if positions.dtype not in (torch.int64, torch.int32):
+        positions = positions.long()
+    # Rows of one token are few: widening them costs less than widening query and key would.
+    cos, sin = widen(cos_sin_cache.index_select(0, positions)).unsqueeze(1).chunk(2, dim=-1)
     return _rotate(query, cos, sin, head_size, is_neox), _rotate(key, cos, sin, head_size, is_neox)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, head_size: int, is_neox: bool) -> Tensor:
     heads = x if x.dim() == 3 else x.view(x.shape[0], x.shape[-1] // head_size, head_size)
-    half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    rotated = heads[..., : 2 * half]
-    first, second = rotated.chunk(2, dim=-1) if is_neox else (rotated[..., ::2], rotated[..., 1::2])
-    pair = (first * cos - second * sin, second * cos + first * sin)
-    out = torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)
-    if out.dtype != x.dtype:
-        out = out.to(x.dtype)
-    if 2 * half < head_size:
-        out = torch.cat((out, heads[..., 2 * half :]), dim=-1)
+    rot_dim = 2 * cos.shape[-1]
+    rotated = heads if rot_dim == head_size else heads[..., :rot_dim]
+    a, b = rotated.chunk(2, dim=-1) if is_neox else (rotated[..., ::2], rotated[..., 1::2])
+    pair = a * cos - b * sin, b * cos + a * sin
+    if is_neox and rot_dim == head_size:
+        out = torch.cat(pair, dim=-1).to(x.dtype)
+    else:
+        turned = torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)
+        out = turned.to(x.dtype)
+        if rot_dim != head_size:
+            out = torch.cat((out, heads[..., rot_dim:]), dim=-1)
     return out if x.dim() == 3 else out.flatten(-2)
+
+
+def _misfit(positions: Tensor, query: Tensor, key: Tensor, head_size: int, rot_dim: int) -> ShapeError:
+    return ShapeError(
+        f"rotary_embedding: positions {tuple(positions.shape)}, query {tuple(query.shape)}, key {tuple(key.shape)}, "
+        f"head_size {head_size} and rot_dim {rot_dim} do not fit.",
+        remedy="one position for each row, rows of whole heads, an even rot_dim of at most head_size.",
+    )
 
 
 @rotary_embedding.register_input_generator
@@ -61,15 +75,16 @@ def _inputs(
     num_tokens: int = 8,
     hidden_size: int = 64,
     dtype: torch.dtype = torch.float32,
-    head_size: int = 16,
-    is_neox: bool = True,
     device: torch.device | str | None = None,
+    head_size: int | None = None,
+    is_neox: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor, bool]:
+    sizes = (n for n in (128, 64, 32, 16) if hidden_size % n == 0 and hidden_size > n)
+    size = head_size or next(sizes, max(hidden_size, 2))
+    heads = max(1, hidden_size // size)
     positions = torch.randint(0, 128, (num_tokens,), device=device)
-    heads = max(1, hidden_size // head_size)
-    query, key = (
-        torch.randn(num_tokens, n * head_size, dtype=dtype, device=device) for n in (heads, max(1, heads // 2))
-    )
-    angles = torch.outer(torch.arange(128.0), 10000.0 ** -(torch.arange(0, head_size, 2) / head_size))
-    cache = torch.cat((angles.cos(), angles.sin()), dim=-1).to(device=device)
-    return positions, query, key, head_size, cache, is_neox
+    query = torch.randn(num_tokens, heads * size, dtype=dtype, device=device)
+    key = torch.randn(num_tokens, max(1, heads // 2) * size, dtype=dtype, device=device)
+    pairs = torch.arange(size // 2, device=device, dtype=torch.float32)
+    angles = torch.arange(128, device=device, dtype=torch.float32)[:, None] * 10000.0 ** (-pairs / max(1, size // 2))
+    return positions, query, key, size, torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype), is_neox
