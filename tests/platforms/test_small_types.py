@@ -31,7 +31,7 @@ class Nine(CpuPlatform):
 
 
 @pytest.mark.parametrize(("wanted", "has", "exact"), [(90, True, True), ((8, 9), True, False), (100, False, False)])
-def test_capability_questions(wanted: int | tuple[int, int], has: bool, exact: bool) -> None:  # noqa: FBT001
+def test_capability_questions(wanted: int | tuple[int, int], has: bool, exact: bool) -> None:
     """At least, exactly, and of one family; without a capability the answer is no."""
     assert (Nine.has_device_capability(wanted), Nine.is_device_capability(wanted)) == (has, exact)
     assert Nine.is_device_capability_family(90) and not Nine.is_device_capability_family(100)
