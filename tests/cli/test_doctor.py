@@ -34,11 +34,26 @@ def test_the_schema_is_stable(install: Install, json_of: Json) -> None:
     install("good")
     told = json_of("doctor")
     assert told["schema"] == "opdock.doctor/1"
-    assert list(told) == (
-        "schema platform class_path reason error candidates other_plugins warnings notes hints versions environment "
-        "order sandbox next"
-    ).split()
-    assert all(list(c) == "name distribution version target verdict reason".split() for c in told["candidates"])
+    assert list(told) == [
+        "schema",
+        "platform",
+        "class_path",
+        "reason",
+        "error",
+        "candidates",
+        "other_plugins",
+        "warnings",
+        "notes",
+        "hints",
+        "versions",
+        "environment",
+        "order",
+        "sandbox",
+        "next",
+    ]
+    assert all(
+        list(c) == ["name", "distribution", "version", "target", "verdict", "reason"] for c in told["candidates"]
+    )
     assert all(list(s) == ["step", "ms", "detail"] for s in told["order"])
 
 

@@ -134,7 +134,9 @@ def test_a_terminal_in_ascii_gets_escapes_in_place_of_an_error(monkeypatch: pyte
     assert raw.getvalue() == b"na\\xefve\n"
 
 
-@pytest.mark.parametrize("words", [("plugins",), ("plugins", "--json"), ("doctor",), ("completion", "zsh"), ("--help",)])
+@pytest.mark.parametrize(
+    "words", [("plugins",), ("plugins", "--json"), ("doctor",), ("completion", "zsh"), ("--help",)]
+)
 def test_commands_that_run_no_model_import_no_torch(words: tuple[str, ...]) -> None:
     """Nor rich, whose tables are for terminals."""
     code = (

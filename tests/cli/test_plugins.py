@@ -51,7 +51,7 @@ def test_the_schema_is_stable(install: Install, json_of: Json) -> None:
     install("one", BOMB)
     told = json_of("plugins")
     assert list(told) == ["schema", "plugins", "issues"] and told["schema"] == "opdock.plugins/1"
-    keys = "group name distribution version target location may_run verdict reason".split()
+    keys = ["group", "name", "distribution", "version", "target", "location", "may_run", "verdict", "reason"]
     assert all(list(p) == keys for p in told["plugins"])
 
 

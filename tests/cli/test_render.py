@@ -23,9 +23,7 @@ class Terminal(io.StringIO):
 def test_control_bidi_and_separator_characters_are_shown_as_escapes() -> None:
     """Brackets are text; nothing that acts is left."""
     shown = render.escape(HOSTILE)
-    assert shown == (
-        "\\x1b[31mred\\x07 \\u202eevil\\u2066 [bold]x[/bold] :smile: \\x9b2J\\nline\\u2028two\\ud800"
-    )
+    assert shown == ("\\x1b[31mred\\x07 \\u202eevil\\u2066 [bold]x[/bold] :smile: \\x9b2J\\nline\\u2028two\\ud800")
     assert shown.isprintable()
 
 

@@ -15,8 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,15 @@ class Activation:
     error: str = ""
 
 
+# Not `-m`: that puts the current folder on the path, before the first import of the child.
+_START = "import sys; sys.path[:] = sys.argv[2:]; from opdock.cli import activation; activation.main(sys.argv[1])"
+
+
 def activate_in_child(timeout: float) -> Activation:
     """Resolve the platform in a new process, within ``timeout`` seconds, and return what happened there."""
     read, write = os.pipe()  # a plugin's own output is not trusted to carry the answer
     process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", "opdock.cli.activation", str(write)],
+        [sys.executable, "-c", _START, str(write), *map(str, sys.path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -113,11 +116,10 @@ def _activate() -> dict[str, Any]:
     return {"steps": steps, "messages": messages.texts, "error": error}
 
 
-if __name__ == "__main__":
-    sys.path[:1] = [p for p in sys.path[:1] if p not in ("", str(Path.cwd()))]  # not the current folder
-    result = json.dumps(_activate()) + "\n"
+def main(descriptor: str) -> NoReturn:
+    """Resolve the platform and write what happened to the file descriptor; the child's whole program."""
+    view = memoryview((json.dumps(_activate()) + "\n").encode())
     with contextlib.suppress(BrokenPipeError):
-        view = memoryview(result.encode())
         while view:
-            view = view[os.write(int(sys.argv[1]), view) :]
+            view = view[os.write(int(descriptor), view) :]
     os._exit(0)
