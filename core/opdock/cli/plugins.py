@@ -40,10 +40,13 @@ def run(args: argparse.Namespace) -> int:
 
 def facts(scan: Scan) -> list[dict[str, Any]]:
     """Return what is known of each entry point without importing it: whether it may run, and why not."""
+    from opdock import __version__, env
     from opdock.discovery import metadata
-    from opdock.platforms import current, hooks, selection
+    from opdock.platforms import selection
+    from opdock.platforms.who_may_run import may_run
 
-    request = current.request_from_env()
+    # as platforms.current reads it, without importing what activates a platform
+    request = selection.Request(env.forced_platform(), env.target_device(), env.plugin_filter(), __version__)
     platforms = scan.candidates_of(metadata.PLATFORM_GROUP)
     told = []
     for c, verdict in zip(platforms, selection.sift(platforms, request), strict=True):
@@ -51,7 +54,7 @@ def facts(scan: Scan) -> list[dict[str, Any]]:
         told.append(_fact(c, "may run" if may else verdict.verdict, verdict.reason))
     for group in (metadata.GENERAL_GROUP, metadata.HOOK_GROUP):
         for c in scan.candidates_of(group):
-            reason = hooks.may_run(c, request.opdock_version)
+            reason = may_run(c, __version__)
             if not reason:
                 told.append(_fact(c, "may run", ""))
             elif c.dist.requires_opdock is None:

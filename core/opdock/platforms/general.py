@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from opdock import journal
 from opdock.discovery import loading, metadata
 from opdock.platforms import hooks, order
+from opdock.platforms.who_may_run import may_run
 
 logger = logging.getLogger("opdock")
 
@@ -25,7 +26,7 @@ def run_general_plugins(candidates: Iterable[metadata.Candidate], opdock_version
     _ran_in.add(os.getpid())
     seen: dict[str, metadata.Candidate] = {}
     for candidate in candidates:
-        reason = hooks.may_run(candidate, opdock_version)
+        reason = may_run(candidate, opdock_version)
         if reason:
             logger.debug("General plugin %s does not run: %s", candidate.label, reason)
         elif candidate.name in seen:

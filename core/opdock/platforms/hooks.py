@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from opdock import context, env, journal
+from opdock import context, journal
 from opdock.discovery import hookspecs, loading, metadata
 from opdock.platforms import order
-from opdock.platforms.who_may_run import requirement_fault
+from opdock.platforms.who_may_run import may_run
 
 if TYPE_CHECKING:
     from opdock.platforms.interface import Platform
@@ -48,16 +48,6 @@ class PlatformAdapter:
 def owner_of(candidate: metadata.Candidate) -> journal.Owner:
     """Return the candidate as an owner of registrations."""
     return journal.Owner(candidate.dist.name, candidate.dist.version, candidate.name)
-
-
-def may_run(candidate: metadata.Candidate, opdock_version: str) -> str:
-    """Return why a general or hook plugin may not run, or ""."""
-    names = env.plugin_filter()
-    if names is not None and candidate.name not in names:
-        return "not in VLLM_PLUGINS=" + ",".join(names)
-    if candidate.dist.only_in_cwd:
-        return "its metadata is found only through the current folder"
-    return requirement_fault(candidate, opdock_version)
 
 
 def make_manager(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from opdock import env
+
 if TYPE_CHECKING:
     from opdock.discovery.metadata import Candidate
 
@@ -32,3 +34,13 @@ def name_fault(candidate: Candidate) -> str:
     if candidate.name.lower() in RESERVED_NAMES:
         return f"the entry point is named {candidate.name!r} like a built-in of vLLM, which would break vLLM"
     return ""
+
+
+def may_run(candidate: Candidate, opdock_version: str) -> str:
+    """Return why a general or hook plugin may not run, or ""."""
+    names = env.plugin_filter()
+    if names is not None and candidate.name not in names:
+        return "not in VLLM_PLUGINS=" + ",".join(names)
+    if candidate.dist.only_in_cwd:
+        return "its metadata is found only through the current folder"
+    return requirement_fault(candidate, opdock_version)
