@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 
@@ -28,6 +28,7 @@ class ChildReport:
         seconds: how long it took.
         imported: number of modules that asking it imported.
         class_path: what it returned, when activated.
+        trace: the end of the traceback, when it raised.
     """
 
     status: str
@@ -35,13 +36,20 @@ class ChildReport:
     seconds: float
     imported: int = 0
     class_path: str | None = None
+    trace: str = ""
+
+
+_TRACE = 4000  # characters kept of a traceback
+
+# Not `-m`: that puts the current folder on the path, before the first import of the child.
+_START = "import sys; sys.path[:] = sys.argv[4:]; from opdock.platforms import child; child.main(*sys.argv[1:4])"
 
 
 def probe_in_child(name: str, *, timeout: float, distribution: str | None = None) -> ChildReport:
     """Ask the platform plugin ``name`` in a new process and return what it did within ``timeout`` seconds."""
     read, write = os.pipe()  # the plugin's own output is not trusted to carry the answer
     read_err, write_err = os.pipe()
-    command = [sys.executable, "-m", "opdock.platforms.child", str(write), name, distribution or ""]
+    command = [sys.executable, "-c", _START, str(write), name, distribution or "", *map(str, sys.path)]
     start = time.monotonic()
     process = subprocess.Popen(  # noqa: S603 - our own module
         command,
@@ -60,9 +68,11 @@ def probe_in_child(name: str, *, timeout: float, distribution: str | None = None
     ]
     for reader in readers:
         reader.start()
-    readers[0].join(timeout)
-    timed_out = readers[0].is_alive() and not bytes(answer).endswith(b"\n")
+    while readers[0].is_alive() and process.poll() is None and time.monotonic() - start < timeout:
+        readers[0].join(0.02)
+    timed_out = readers[0].is_alive() and process.poll() is None
     if not timed_out:
+        readers[0].join(0.2)  # a process that it started may hold the pipe longer
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -78,6 +88,7 @@ def probe_in_child(name: str, *, timeout: float, distribution: str | None = None
             seconds,
             int(told.get("imported", 0)),
             told.get("class_path"),
+            str(told.get("trace", "")),
         )
     if timed_out:
         return ChildReport("timeout", f"no answer within {timeout:g} s", seconds)
@@ -135,6 +146,7 @@ class _Missed:
 def _ask(name: str, distribution: str) -> dict[str, object]:
     """Ask the candidate in this process; the body of the child."""
     from opdock.discovery import loading, metadata, selecting
+    from opdock.platforms import current
 
     before = len(sys.modules)
     for candidate in metadata.scan().candidates_of(metadata.PLATFORM_GROUP):
@@ -147,6 +159,10 @@ def _ask(name: str, distribution: str) -> dict[str, object]:
         return {"status": "failed", "reason": reason}
     missed = _Missed(candidate.value.partition(":")[0].partition(".")[0])
     sys.meta_path.append(missed)
+    # A plugin that needs the platform now must get the error that it gets in earnest. Resolving here would run
+    # the code of every other plugin.
+    current._state.thread, current._state.first_module = threading.get_ident(), __name__
+    current._state.asking = candidate.label
     try:
         register = loading.load(candidate)
         with selecting.asking() as answer:
@@ -162,7 +178,8 @@ def _ask(name: str, distribution: str) -> dict[str, object]:
         cls = loading.resolve_class(path, candidate)
     except BaseException as err:  # noqa: BLE001 - whatever it raises is the answer
         what = getattr(err, "what", None) or f"{type(err).__name__}: {err}"
-        return {"status": "failed", "reason": what, "imported": len(sys.modules) - before}
+        trace = "".join(traceback.format_exception(err))[-_TRACE:]
+        return {"status": "failed", "reason": what, "imported": len(sys.modules) - before, "trace": trace}
     return _judge(path, cls, imported=len(sys.modules) - before)
 
 
@@ -174,9 +191,8 @@ def _judge(path: str, cls: object, *, imported: int) -> dict[str, object]:
     return {"status": status, "reason": "; ".join(fatal), "imported": imported, "class_path": path}
 
 
-if __name__ == "__main__":
-    descriptor, wanted, owner = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    sys.path[:1] = [p for p in sys.path[:1] if p not in ("", str(Path.cwd()))]  # as the parent, not the current folder
-    result = json.dumps(_ask(wanted, owner)) + "\n"
-    os.write(descriptor, result.encode())
+def main(descriptor: str, name: str, distribution: str) -> None:
+    """Ask the candidate, write the answer to the pipe and end at once, whatever the plugin left running."""
+    result = json.dumps(_ask(name, distribution)) + "\n"
+    os.write(int(descriptor), result.encode())
     os._exit(0)
