@@ -27,17 +27,7 @@ _HOMES = {
     "registry": "registering",
 }
 
-__all__ = [
-    "Choice",
-    "IrOp",
-    "IrOpImpl",
-    "Verdict",
-    "counting",
-    "native",
-    "ops",
-    "register_op",
-    "registry",
-]
+__all__ = ["Choice", "IrOp", "IrOpImpl", "Verdict", "counting", "native", "ops", "register_op", "registry"]
 
 
 def __getattr__(name: str) -> Any:

@@ -74,13 +74,7 @@ class IrOp(Tolerances, InputGenerator):
         self._invariant = False
         self.default_names: tuple[str, ...] | None = None
         self.default = self.head = self._scopes.make_plan(NATIVE, (), native, native)
-        self.torch_ops = TorchOps(
-            name,
-            self.schema,
-            self._run,
-            self._run_fake,
-            allow_inplace=allow_inplace,
-        )
+        self.torch_ops = TorchOps(name, self.schema, self._run, self._run_fake, allow_inplace=allow_inplace)
         self.torch_op = self.torch_ops.default
         self._providers = Providers(name, self._replan)
         self.impls: Mapping[str, IrOpImpl] = self._providers.view

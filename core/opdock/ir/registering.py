@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from opdock import journal
 from opdock.errors import DuplicateError
 from opdock.ir import namespace
 from opdock.ir.op import IrOp
 from opdock.ir.providers import is_reload
-from opdock.ir.public import PublicOp
 from opdock.ir.schema import schema_of
 from opdock.ir.scopes import lock
 from opdock.ir.signature import site_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+R_co = TypeVar("R_co", covariant=True)
 
 
 class _Ops(journal.Registry[IrOp]):
@@ -35,15 +36,23 @@ registry: Mapping[str, IrOp] = _ops.view
 IrOp.registry = registry
 
 
+class PublicOp(Protocol[P, R_co]):
+    """The function that stands for an op: call it, or use what its ``IrOp`` has, under the same names."""
+
+    op: IrOp
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the provider that the priority in force chooses."""
+
+    def register_input_generator(self, fn: F) -> F:
+        """Use ``fn`` to make inputs; returns ``fn``."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the op has under that name."""
+
+
 @overload
-def register_op(
-    native: Callable[P, R],
-    *,
-    name: str | None = ...,
-    activations: Sequence[str] | None = ...,
-    allow_inplace: bool = ...,
-    batch_invariant: bool = ...,
-) -> PublicOp[P, R]: ...
+def register_op(native: Callable[P, R], *, name: str | None = ...) -> PublicOp[P, R]: ...
 @overload
 def register_op(
     native: None = ...,
@@ -60,7 +69,7 @@ def register_op(
     activations: Sequence[str] | None = None,
     allow_inplace: bool = False,
     batch_invariant: bool = False,
-) -> PublicOp[P, R] | Callable[[Callable[P, R]], PublicOp[P, R]]:
+) -> Any:
     """Register a native definition as an IR op and return its public function.
 
     ``@register_op``, ``@register_op(...)`` and ``register_op(function, ...)`` all work. The same function again is
@@ -77,7 +86,7 @@ def register_op(
         name in use. Nothing is registered then, in torch either.
     """
 
-    def register(fn: Callable[P, R]) -> PublicOp[P, R]:
+    def register(fn: Callable[..., Any]) -> Any:
         label = fn.__name__ if name is None else name
         with lock, journal.transaction():
             present = _present(label, fn)
@@ -85,11 +94,11 @@ def register_op(
                 if present.native is not fn:
                     present.replace_native(fn, batch_invariant=batch_invariant)
                     namespace.publish(label, present.fn, fn)
-                return cast("PublicOp[P, R]", present.fn)
+                return present.fn
             op = IrOp(label, fn, activations=activations, allow_inplace=allow_inplace, batch_invariant=batch_invariant)
             _ops.register(label, op, site=op.site)
             namespace.publish(label, op.fn, fn)
-            return cast("PublicOp[P, R]", op.fn)
+            return op.fn
 
     return register if native is None else register(native)
 
@@ -103,10 +112,7 @@ def _present(name: str, fn: Callable[..., object]) -> IrOp | None:
         entry, owner = _ops.record_of(name), journal.current_owner()
         raise DuplicateError(
             f"Op '{name}' is already registered.",
-            why=[
-                f"registered at  {entry.where()}",
-                f"again at       {site_of(fn)}" + (f"  {owner}" if owner else ""),
-            ],
+            why=[f"registered at  {entry.where()}", f"again at       {site_of(fn)}" + (f"  {owner}" if owner else "")],
             remedy="give one of the two another name; to add an implementation of the op, use its register_impl.",
         )
     if schema_of(fn, f"op {name!r}") == present.schema:

@@ -16,14 +16,7 @@ if TYPE_CHECKING:
     from opdock.ir.ops.rotary_embedding import rotary_embedding
     from opdock.ir.ops.silu_and_mul import silu_and_mul
 
-__all__ = [
-    "fused_add_rms_norm",
-    "gelu_and_mul",
-    "gelu_and_mul_sparse",
-    "rms_norm",
-    "rotary_embedding",
-    "silu_and_mul",
-]
+__all__ = ["fused_add_rms_norm", "gelu_and_mul", "gelu_and_mul_sparse", "rms_norm", "rotary_embedding", "silu_and_mul"]
 
 
 def _load() -> None:
