@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from opdock.errors import ConfigError, OrderError, suggest
 
@@ -38,16 +38,26 @@ class Sealed:
     def __setattr__(self, name: str, value: object) -> None:
         """Set ``name``; OrderError when the configuration is in use already."""
         if self._sealed:
-            raise OrderError(
-                f"{type(self).__name__}.{name} cannot change: layers are built under this configuration.",
-                why="A built layer keeps the method that it bound; a change would reach only some layers.",
-                remedy="make a new configuration and build the model again inside it.",
-            )
+            raise _in_use(f"{type(self).__name__}.{name}")
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete ``name``; OrderError when the configuration is in use already."""
+        if self._sealed:
+            raise _in_use(f"{type(self).__name__}.{name}")
+        object.__delattr__(self, name)
 
     def seal(self) -> None:
         """Refuse every later change."""
         object.__setattr__(self, "_sealed", True)
+
+
+def _in_use(what: str) -> OrderError:
+    return OrderError(
+        f"{what} cannot change: layers are built under this configuration.",
+        why="A built layer keeps the method that it bound; a change would reach only some layers.",
+        remedy="make a new configuration and build the model again inside it.",
+    )
 
 
 class SealedList(tuple[str, ...]):
@@ -55,14 +65,12 @@ class SealedList(tuple[str, ...]):
 
     __slots__ = ()
 
-    def append(self, _: object) -> None:
+    def append(self, *_: object, **__: object) -> NoReturn:
         """Refuse: see ``Sealed``."""
-        raise OrderError(
-            "custom_ops cannot change: layers are built under this configuration.",
-            remedy="make a new configuration and build the model again inside it.",
-        )
+        raise _in_use("custom_ops")
 
-    extend = remove = insert = append
+    extend = remove = insert = pop = clear = sort = reverse = append
+    __iadd__ = __imul__ = __setitem__ = __delitem__ = append
 
 
 @dataclass
@@ -191,7 +199,8 @@ class IrOpPriorityConfig(Mapping[str, list[str]]):
         self, ops: Mapping[str, object] | None = None, /, *, default: Sequence[str] = (), **more: object
     ) -> None:
         """Take the priorities by op name, as a mapping or as keywords."""
-        self.default = list(default)
+        self._sealed = False
+        self.default = tuple(default)
         self._ops = {op: parse_priority(op, value) for op, value in {**(ops or {}), **more}.items()}
 
     @classmethod
@@ -209,6 +218,19 @@ class IrOpPriorityConfig(Mapping[str, list[str]]):
             raise AttributeError(op)
         return self[op]
 
+    def __setattr__(self, op: str, value: object) -> None:
+        """Set the priority of ``op``; OrderError when the configuration is in use already."""
+        if self.__dict__.get("_sealed", False):
+            raise _in_use(f"The priority of {op}")
+        if op.startswith("_") or op == "default":
+            object.__setattr__(self, op, value)
+        else:
+            self._ops[op] = parse_priority(op, value)
+
+    def seal(self) -> None:
+        """Refuse every later change."""
+        self._sealed = True
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._ops)
 
@@ -216,7 +238,7 @@ class IrOpPriorityConfig(Mapping[str, list[str]]):
         return len(self._ops)
 
     def __repr__(self) -> str:
-        return f"IrOpPriorityConfig(default={self.default}, {self._ops})"
+        return f"IrOpPriorityConfig(default={list(self.default)}, {self._ops})"
 
 
 @dataclass
@@ -230,6 +252,11 @@ class KernelConfig(Sealed):
         given: Mapping[str, object] = self.ir_op_priority
         if not isinstance(given, IrOpPriorityConfig):
             self.ir_op_priority = IrOpPriorityConfig(given)
+
+    def seal(self) -> None:
+        """Refuse every later change, of the priorities too."""
+        self.ir_op_priority.seal()
+        super().seal()
 
 
 @dataclass

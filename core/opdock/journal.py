@@ -1,18 +1,20 @@
 """The journal: every registration with its place, its owner and the way back.
 
 A hook runs inside ``transaction(owner)``: what it registers is recorded there and, if it raises, undone in
-reverse order. Loaded libraries and monkeypatches are not registrations and cannot be taken back.
+reverse order. A module that registered while it was imported there is forgotten then, so that importing it again
+registers again. Loaded libraries and monkeypatches are not registrations and cannot be taken back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import FrameType, FunctionType, MappingProxyType
+from types import FrameType, FunctionType, MappingProxyType, MethodType
 from typing import Generic, TypeVar
 
 from opdock.errors import DuplicateError, UnknownNameError, suggest
@@ -64,11 +66,15 @@ _MACHINERY = (
 _CONTENT = ("opdock.ir.ops",)  # modules of the host that register things themselves
 
 
-def _is_machinery(module: str) -> bool:
-    def inside(roots: tuple[str, ...]) -> bool:
-        return any(module == root or module.startswith(root + ".") for root in roots)
+_HOSTS_OWN = ("opdock.nn", *_CONTENT)  # what they register stays, whoever imports them first
 
-    return module == "opdock" or (inside(_MACHINERY) and not inside(_CONTENT))
+
+def _inside(module: str, roots: tuple[str, ...]) -> bool:
+    return any(module == root or module.startswith(root + ".") for root in roots)
+
+
+def _is_machinery(module: str) -> bool:
+    return module == "opdock" or (_inside(module, _MACHINERY) and not _inside(module, _CONTENT))
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ class Registration:
     site: Site
     owner: Owner | None
     _undo: Callable[[], object] | None = field(repr=False)
+    modules: tuple[str, ...] = ()
+    """Modules that were being imported, in the open transaction, when it was made; innermost first."""
 
     def undo(self) -> None:
         """Take the registration back; a second call does nothing."""
@@ -108,10 +116,27 @@ class Registration:
         return f"{self.site}" + (f"  {self.owner}" if self.owner else "")
 
 
+class _Scope(list[Registration]):
+    """The registrations of an open transaction, and the modules that were there before it."""
+
+    def __init__(self, modules: frozenset[str]) -> None:
+        super().__init__()
+        self.modules = modules
+
+
 _lock = threading.RLock()
 _entries: list[Registration] = []
 _owner: ContextVar[Owner | None] = ContextVar("opdock.owner", default=None)
-_open: ContextVar[list[Registration] | None] = ContextVar("opdock.transaction", default=None)
+_open: ContextVar[_Scope | None] = ContextVar("opdock.transaction", default=None)
+
+
+def _after_fork_in_child() -> None:
+    """Give the child a fresh lock: another thread of the parent may have held this one."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def entries() -> tuple[Registration, ...]:
@@ -126,14 +151,45 @@ def current_owner() -> Owner | None:
 
 
 def record(kind: str, name: str, undo: Callable[[], object], *, site: Site | None = None) -> Registration:
-    """Record that ``name`` was registered in ``kind``; ``undo`` takes it back."""
-    entry = Registration(kind, name, site or Site.here(), _owner.get(), undo)
+    """Record that ``name`` was registered in ``kind``; ``undo`` takes it back.
+
+    What a module of the host registers belongs to nobody's transaction, whoever imported it first.
+    """
+    site = site or Site.here()
+    hosts_own = _inside(site.module, _HOSTS_OWN)
+    owner, scope = (None, None) if hosts_own else (_owner.get(), _open.get())
+    entry = Registration(kind, name, site, owner, undo, _being_imported(scope.modules) if scope is not None else ())
     with _lock:
         _entries.append(entry)
-    scope = _open.get()
     if scope is not None:
         scope.append(entry)
     return entry
+
+
+def _being_imported(before: frozenset[str]) -> tuple[str, ...]:
+    found = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__", "") not in before:
+            found.append(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back
+    return tuple(name for name in found if not _inside(name, ("", "opdock")))
+
+
+def roll_back(made: Iterable[Registration]) -> None:
+    """Undo registrations, newest first, and forget the modules whose import made them.
+
+    A module that stayed would not run again when it is imported again, and what it registers would be missing
+    without a word.
+    """
+    made = list(made)
+    for entry in reversed(made):
+        entry.undo()
+    for name in dict.fromkeys(name for entry in made for name in entry.modules):
+        module = sys.modules.pop(name, None)
+        parent, _, attribute = name.rpartition(".")
+        if module is not None and vars(sys.modules.get(parent, object)).get(attribute) is module:
+            delattr(sys.modules[parent], attribute)  # `from package import module` would find it there
 
 
 @contextlib.contextmanager
@@ -145,15 +201,14 @@ def transaction(owner: Owner | None = None) -> Iterator[list[Registration]]:
 
     Yields: the list of registrations made so far. A block inside another one hands its own up on success.
     """
-    scope: list[Registration] = []
-    owner_token = _owner.set(owner if owner is not None else _owner.get())
     outer = _open.get()
+    scope = _Scope(outer.modules if outer is not None else frozenset(sys.modules))
+    owner_token = _owner.set(owner if owner is not None else _owner.get())
     open_token = _open.set(scope)
     try:
         yield scope
     except BaseException:
-        for entry in reversed(scope):
-            entry.undo()
+        roll_back(scope)
         raise
     else:
         if outer is not None:
@@ -167,7 +222,8 @@ def same_definition(first: object, second: object) -> bool:
     """Return whether two functions or classes come from the same lines of the same file.
 
     True for a module that was reloaded or imported under two names and for a hook that ran twice; False for
-    two closures of one factory that captured different values.
+    what one factory makes of different values, and for two lambdas, or two pieces of code without a file, that
+    do not do the same.
     """
     first, second = getattr(first, "__wrapped__", first), getattr(second, "__wrapped__", second)
     return first is second or (_definition(first) == _definition(second) is not None)
@@ -175,13 +231,28 @@ def same_definition(first: object, second: object) -> bool:
 
 def _definition(obj: object) -> tuple[object, ...] | None:
     if isinstance(obj, FunctionType):
-        cells = tuple(id(cell.cell_contents) for cell in obj.__closure__ or ())
-        return obj.__qualname__, obj.__code__.co_filename, obj.__code__.co_firstlineno, cells
+        code = obj.__code__
+        exact = obj.__name__ == "<lambda>" or code.co_filename.startswith("<")  # the line does not tell them apart
+        return obj.__qualname__, code.co_filename, code.co_firstlineno, _captured(obj), code if exact else None
+    if isinstance(obj, MethodType):
+        definition = _definition(obj.__func__)
+        return None if definition is None else (id(obj.__self__), *definition)
     if isinstance(obj, type):
-        methods = {k: v for k, v in vars(obj).items() if isinstance(v, FunctionType)}
-        lines = tuple(sorted((k, v.__code__.co_filename, v.__code__.co_firstlineno) for k, v in methods.items()))
-        return (obj.__qualname__, *lines) if lines else None
+        methods = sorted((k, v) for k, v in vars(obj).items() if isinstance(v, FunctionType))
+        return (obj.__qualname__, *((k, _definition(v)) for k, v in methods)) if methods else None
     return None
+
+
+def _captured(function: FunctionType) -> tuple[object, ...]:
+    """Return what tells the closures of one factory apart; ``super()``'s own cell differs for each class."""
+    found: list[object] = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name != "__class__":
+            try:
+                found.append(id(cell.cell_contents))
+            except ValueError:  # not assigned yet
+                found.append(id(cell))
+    return tuple(found)
 
 
 class Registry(Generic[T]):

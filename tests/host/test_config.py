@@ -6,7 +6,7 @@ import pytest
 
 from opdock import env
 from opdock.config import IrOpPriorityConfig, OpdockConfig, merge_priority
-from opdock.errors import ConfigError
+from opdock.errors import ConfigError, OrderError
 
 
 def test_priorities_are_given_as_list_or_text() -> None:
@@ -80,3 +80,26 @@ def test_probe_timeout_must_be_a_positive_number(value: str, monkeypatch: pytest
     monkeypatch.setenv("OPDOCK_PROBE_TIMEOUT", value)
     with pytest.raises(ConfigError, match="OPDOCK_PROBE_TIMEOUT"):
         env.probe_timeout()
+
+
+def test_assigning_a_priority_by_attribute_is_seen_and_refused_once_sealed() -> None:
+    """It would be kept beside the table and read by nobody."""
+    config = OpdockConfig()
+    config.kernel_config.ir_op_priority.rms_norm = "a,b"
+    assert config.kernel_config.ir_op_priority["rms_norm"] == ["a", "b"]
+    config.seal()
+    with pytest.raises(OrderError, match="priority of rms_norm cannot change"):
+        config.kernel_config.ir_op_priority.rms_norm = ["native"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["cc.mode = 0", "del cc.mode", "del c.platform", "cc.custom_ops += ['all']", "cc.custom_ops[0] = 'all'",
+     "del cc.custom_ops[0]", "cc.custom_ops.clear()", "cc.custom_ops.pop()", "cc.custom_ops.sort(key=len)"],
+)  # fmt: skip
+def test_a_sealed_configuration_refuses_every_change(change: str) -> None:
+    """Whichever way it is tried, the same error says what to do."""
+    config = OpdockConfig.from_text('{"custom_ops": ["none"]}')
+    config.seal()
+    with pytest.raises(OrderError, match="cannot change: layers are built"):
+        exec(change, {"c": config, "cc": config.compilation_config})

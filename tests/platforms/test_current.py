@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import logging
 import os
 import pickle
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch  # noqa: TC002 - the annotations of a provider are read
 
 import opdock
 from opdock import errors, ir, journal
 from opdock.platforms import cpu, current, general, order
-from opdock.registry import op_registry_oot
+from opdock.registry import op_registry, op_registry_oot
 
 Install = Callable[..., str]
+PLATFORM = """
+from opdock.platforms.interface import Platform
+from opdock.platforms.enums import PlatformEnum
+class P(Platform):
+    _enum = PlatformEnum.OOT
+    device_name = {name!r}
+    device_type = "cpu"
+"""
 
 
 def test_b14_eight_threads_get_one_instance(install: Install) -> None:
@@ -343,3 +355,182 @@ def test_general_plugins_do_not_run_twice(install: Install) -> None:
     current.resolve()
     general.run_general_plugins(current._scan().candidates_of("vllm.general_plugins"), "0.1.0")
     assert sys.modules[module].RAN == [1]
+
+
+RETRY = """
+import os
+from opdock.platforms.interface import Platform
+from opdock.platforms.enums import PlatformEnum
+class P(Platform):
+    _enum = PlatformEnum.OOT
+    device_name = "chip"
+    device_type = "cpu"
+    @classmethod
+    def import_ir_kernels(cls):
+        import {module}_providers
+    @classmethod
+    def register_oot(cls):
+        if os.environ.pop("TEST_TRANSIENT", ""):
+            raise RuntimeError("busy")
+def register():
+    return __name__ + ":P"
+"""
+PROVIDER = """
+from torch import Tensor
+from opdock import ir
+@ir.ops.silu_and_mul.register_impl("retried")
+def silu_and_mul(x: Tensor) -> Tensor:
+    return x
+"""
+
+
+def test_b27_after_a_roll_back_or_a_reset_the_providers_are_there_again(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their module registers when it is imported; a module that stayed would leave the op native without a word."""
+    module = install("chip", source=RETRY)
+    (tmp_path / "site" / f"{module}_providers.py").write_text(PROVIDER)
+    monkeypatch.setenv("TEST_TRANSIENT", "1")
+    with pytest.raises(errors.PlatformFailedError, match="busy"):
+        current.resolve()
+    assert "retried" not in ir.ops.silu_and_mul.impls
+    for _ in range(2):
+        current.resolve()
+        assert "retried" in ir.ops.silu_and_mul.impls
+        current.reset()
+        assert "retried" not in ir.ops.silu_and_mul.impls
+
+
+@pytest.mark.parametrize(
+    ("class_module", "words"),
+    [("raise SystemExit(3)", "cannot be loaded"), ("", "raised")],
+)
+def test_b15_leaving_the_process_in_the_class_is_an_error_with_its_distribution(
+    class_module: str, words: str, install: Install, tmp_path: Path
+) -> None:
+    """SystemExit would end the host's process without a word."""
+    module = install("chip", "    return 'MODULE_class:P'".replace("MODULE", "plug_leaving"))
+    text = (tmp_path / "site" / f"{module}.py").read_text().replace("plug_leaving", module)
+    (tmp_path / "site" / f"{module}.py").write_text(text)
+    body = PLATFORM.format(name="chip") + "    def __init__(self):\n        raise SystemExit(3)\n"
+    (tmp_path / "site" / f"{module}_class.py").write_text(class_module or body)
+    record = next((tmp_path / "site").glob("*.dist-info/RECORD"))
+    record.write_text(record.read_text() + f"{module}_class.py,,\n")
+    with pytest.raises(errors.PlatformFailedError, match=f"{words}[\\s\\S]*SystemExit|SystemExit[\\s\\S]*{words}"):
+        current.resolve()
+
+
+@pytest.mark.parametrize(
+    "hook", ["platform_selected(platform, selection)", "default_ir_op_priority(platform, config)",
+             "provider_chosen(op, providers)"],
+)  # fmt: skip
+def test_b16_an_observer_that_raises_is_a_warning(
+    hook: str, install: Install, active: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A package that only looks on does not take the platform away."""
+    active("chip")
+    source = f"import opdock\n@opdock.hookimpl\ndef {hook}:\n    raise RuntimeError('boom')\n"
+    module = install("watcher", group="opdock.plugins", target="PLACEHOLDER", source=source)
+    _retarget(module)
+    with caplog.at_level(logging.WARNING, "opdock"), opdock.set_current_config() as config:
+        assert config.platform is not None
+        assert config.platform.device_name == "chip"
+    assert f"failed in {hook.partition('(')[0]}" in caplog.text
+
+
+def _retarget(module: str) -> None:
+    """Let the entry point name the module itself."""
+    site = next(Path(p) for p in sys.path if Path(p, f"{module}.py").is_file())
+    file = next(site.glob(f"{module}-*.dist-info")) / "entry_points.txt"
+    file.write_text(file.read_text().replace("PLACEHOLDER", module))
+
+
+def test_what_a_plugin_registered_before_it_declined_is_taken_back(install: Install) -> None:
+    """It is not for this machine, and neither is what it brought."""
+    install(
+        "chip",
+        "    from opdock.registry import tables\n    tables._ops.register('declined_op', Platform)\n    return None",
+    )
+    assert current.resolve().is_cpu()
+    assert "declined_op" not in op_registry
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_b14_a_hook_that_forks_runs_once(install: Install, tmp_path: Path) -> None:
+    """The child that asks for the platform gets the one whose hook forked, and does not run the hook again."""
+    log = tmp_path / "log"
+    body = (
+        PLATFORM.format(name="chip")
+        + f"""
+    @classmethod
+    def import_kernels(cls):
+        import os, opdock
+        with open({str(log)!r}, "a") as file:
+            file.write("hook\\n")
+        child = os.fork()
+        if child == 0:
+            with open({str(log)!r}, "a") as file:
+                file.write(opdock.current_platform.device_name + "\\n")
+            os._exit(0)
+        os.waitpid(child, 0)
+def register():
+    return __name__ + ":P"
+"""
+    )
+    install("chip", source=body)
+    current.resolve()
+    assert log.read_text().split() == ["hook", "chip"]
+
+
+def test_an_interrupted_activation_leaves_nothing_behind(install: Install, active: Install) -> None:
+    """Ctrl-C in a general plugin, after the platform's hooks: the next access starts anew."""
+    active("chip")
+    install("general", "    raise KeyboardInterrupt", group="vllm.general_plugins")
+    before = journal.entries()
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            current.resolve()
+        assert journal.entries() == before
+        assert current.hook_manager() is None
+
+
+def test_b22_a_configuration_from_another_process_brings_its_platform_up(active: Install) -> None:
+    """Pickled when sealed: the providers that it names are registered before its priorities are."""
+    active("chip")
+    with opdock.set_current_config() as config:
+        text = pickle.dumps(config)
+    current.reset()
+    with opdock.set_current_config(pickle.loads(text)):
+        assert current.hook_manager() is not None
+
+
+@pytest.mark.parametrize("field", ["op", "provider"])
+def test_a_refused_configuration_is_refused_again(field: str) -> None:
+    """The second try does not go past the checks."""
+    priorities = {"no_such_op": "native"} if field == "op" else {"rms_norm": "no_such_provider"}
+    config = opdock.OpdockConfig.from_text(None, priorities)
+    for _ in range(2):
+        with pytest.raises(errors.UnknownNameError, match="no_such"), opdock.set_current_config(config):
+            pytest.fail("entered")
+    switches = opdock.OpdockConfig(opdock.CompilationConfig(custom_ops=["+rms_nrm"]))
+    importlib.import_module("opdock.nn.layers")
+    for _ in range(2):
+        with pytest.raises(errors.ConfigError, match="rms_nrm"), opdock.set_current_config(switches):
+            pytest.fail("entered")
+
+
+def test_priorities_of_an_outer_configuration_come_back() -> None:
+    """A second model that is built inside the first one's configuration does not change the rest of the first."""
+    with journal.transaction() as made:
+
+        def other(x: torch.Tensor) -> torch.Tensor:
+            return x
+
+        ir.ops.silu_and_mul.register_impl("other")(other)
+        outer = opdock.OpdockConfig.from_text(None, {"silu_and_mul": "other"})
+        with opdock.set_current_config(outer):
+            with contextlib.suppress(ZeroDivisionError), opdock.set_current_config():
+                assert ir.ops.silu_and_mul.get_priority() == ["native"]
+                raise ZeroDivisionError
+            assert ir.ops.silu_and_mul.get_priority() == ["other"]
+        journal.roll_back(made)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -222,4 +224,27 @@ def test_name_of_a_builtin_of_vllm_is_refused(active: Install) -> None:
     """Such a plugin breaks vLLM when it declines."""
     active("chip", entry_point="cuda")
     with pytest.raises(errors.PlatformFailedError, match="named 'cuda' like a built-in of vLLM"):
+        current.resolve()
+
+
+def test_forced_distribution_with_two_plugins_fails_for_the_one_that_failed(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One declines and one raises: none is active, and the error is the failure."""
+    module = install("chip", "    return None\ndef other():\n" + RAISES)
+    site = next(Path(p) for p in sys.path if Path(p, f"{module}.py").is_file())
+    file = next(site.glob(f"{module}-*.dist-info")) / "entry_points.txt"
+    file.write_text(file.read_text() + f"other = {module}:other\n")
+    monkeypatch.setenv("OPDOCK_PLATFORM", "dist-chip")
+    with pytest.raises(errors.PlatformFailedError, match="other: RuntimeError: old driver"):
+        current.resolve()
+
+
+def test_b05_one_name_twice_in_one_distribution_says_so(install: Install) -> None:
+    """There is no other distribution to uninstall."""
+    module = install("chip", "    return None")
+    site = next(Path(p) for p in sys.path if Path(p, f"{module}.py").is_file())
+    file = next(site.glob(f"{module}-*.dist-info")) / "entry_points.txt"
+    file.write_text(file.read_text() + f"chip = {module}:other\n")
+    with pytest.raises(errors.PlatformConflictError, match="dist-chip declares the platform plugin 'chip' more than"):
         current.resolve()

@@ -297,3 +297,28 @@ def test_a_second_configuration_can_be_made(scale: type[Scale]) -> None:
         scale()
     assert first.compilation_config.enabled_custom_ops["scale"] == 1
     assert not second.compilation_config.enabled_custom_ops
+
+
+def test_b24_a_mixin_that_brings_forward_is_refused() -> None:
+    """The bound method stands on the instance: the mixin's forward would never be called."""
+
+    class Fast:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with pytest.raises(RegistrationError, match="takes forward from Fast"):
+        type("Mixed", (Fast, Scale), {})
+
+
+def test_b30_a_copy_binds_the_attribute_that_was_bound(building: Building) -> None:
+    """``forward_cpu = forward_native`` is a function of another name; the copy runs what the original runs."""
+
+    class Aliased(Scale):
+        forward_cpu = Scale.forward_oot
+
+        def forward_oot(self, x: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
+            return x * 100
+
+    with building("all"):
+        layer = Aliased()
+    assert factor(layer) == factor(copy.deepcopy(layer)) == factor(copy.copy(layer)) == 4

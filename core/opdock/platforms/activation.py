@@ -56,7 +56,7 @@ def instantiate(chosen: Chosen) -> Platform:
             return UnspecifiedPlatform() if path == UNSPECIFIED_CLASS else CpuPlatform()
         try:
             cls = loading.resolve_class(path, chosen.candidate)
-        except Exception as err:
+        except (Exception, SystemExit) as err:
             cause = err.what if isinstance(err, OpdockError) else f"{type(err).__name__}: {err}"
             raise chosen.failed(f"failed: its class {path} cannot be loaded.", [cause], err) from err
         faults = check_platform_class(cls)
@@ -67,7 +67,7 @@ def instantiate(chosen: Chosen) -> Platform:
             logger.warning("Platform %s: %s", chosen.selection.winner, fault.text)
         try:
             instance: Platform = cls()
-        except Exception as err:
+        except (Exception, SystemExit) as err:
             raise chosen.failed(f"failed: {path}() raised {type(err).__name__}: {err}", [], err) from err
         return instance
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from opdock import context, ir
 from opdock.config import NATIVE, CompilationMode, IrOpPriorityConfig, OpdockConfig, merge_priority
 from opdock.errors import ConfigError, UnknownNameError, nearest, suggest
-from opdock.platforms import current, order
+from opdock.platforms import current, hooks, order
 from opdock.registry import op_registry, switches, tables
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def set_current_config(config: OpdockConfig | None = None) -> Iterator[OpdockCon
     """Make ``config`` the configuration that layers are built under.
 
     The first time, it resolves the platform, lets it change the configuration, fills in the rest, sets the
-    process's default priorities of IR ops, and seals the configuration.
+    process's default priorities of IR ops, and seals the configuration. These priorities stay when it is left, for
+    the layers that were built; inside another configuration, those of the outer one come back.
 
     Args:
         config: None uses the defaults.
@@ -34,21 +35,36 @@ def set_current_config(config: OpdockConfig | None = None) -> Iterator[OpdockCon
         switch of an op that does not exist.
     """
     config = config or OpdockConfig()
+    platform = current.resolve()  # also for a configuration that came from another process: its providers are here
     if config.platform is None:
         with order.step("prepare configuration"):
-            prepare(config, current.resolve())
+            prepare(config, platform)
     else:
         install_priorities(config)
+    outer = context.get_current_config_or_none()
     token = context.enter_config(config)
     try:
         yield config
     finally:
         context.leave_config(token)
+        if outer is not None and outer is not config:
+            install_priorities(outer)
     check_switches_in_use(config)
 
 
 def prepare(config: OpdockConfig, platform: Platform) -> None:
-    """Fill in what depends on the platform, check the names, install the priorities and seal ``config``."""
+    """Fill in what depends on the platform, check the names, install the priorities and seal ``config``.
+
+    A configuration that is refused is refused again: it stays without a platform.
+    """
+    try:
+        _prepare(config, platform)
+    except BaseException:
+        config.platform = None
+        raise
+
+
+def _prepare(config: OpdockConfig, platform: Platform) -> None:
     cc = config.compilation_config
     platform.apply_config_platform_defaults(config)
     if cc.mode is None:
@@ -80,9 +96,10 @@ def effective_priorities(config: OpdockConfig, platform: Platform) -> dict[str, 
                 f"The priorities name IR op {op!r}, which does not exist.", remedy=suggest(op, ir.registry)
             )
     manager = current.hook_manager()
-    extra = manager.hook.default_ir_op_priority(platform=platform, config=config) if manager else []
+    given = hooks.ask_all(manager, "default_ir_op_priority", platform=platform, config=config) if manager else []
+    extra = [IrOpPriorityConfig(each) for each in given]
     return {
-        name: _priority_of(name, user, [p for e in extra for p in e.get(name, ())], default, platform)
+        name: _priority_of(name, user, [p for each in extra for p in each[name]], default, platform)
         for name in ir.registry
     }
 
@@ -130,7 +147,7 @@ def install_priorities(config: OpdockConfig) -> None:
     for name in config.kernel_config.ir_op_priority:
         ir.registry[name].set_default(config.kernel_config.ir_op_priority[name])
         if manager is not None:
-            manager.hook.provider_chosen(op=name, providers=tuple(ir.registry[name].get_priority()))
+            hooks.ask_all(manager, "provider_chosen", op=name, providers=tuple(ir.registry[name].get_priority()))
 
 
 def refuse_misspelt_switches(config: OpdockConfig) -> None:

@@ -94,16 +94,28 @@ def _decide() -> None:
         winner = activation.Chosen(chosen, _candidate_of(chosen, candidates))
         platform = activation.instantiate(winner)
         _state.activating = platform
-        plugins = scan.candidates_of(metadata.HOOK_GROUP)
-        _state.manager = activation.run_hooks(winner, platform, plugins, _version())
-        general.run_general_plugins(scan.candidates_of(metadata.GENERAL_GROUP), _version())
-        _state.manager.hook.platform_selected(platform=platform, selection=chosen)
+        _activate(winner, platform, scan)
         _state.platform, _state.pid = platform, os.getpid()
         logger.info("Platform %s: %s", chosen.winner, chosen.reason)
         for hint in chosen.hints:
             logger.warning("%s", hint)
     finally:
         _state.thread = _state.activating = None
+
+
+def _activate(winner: activation.Chosen, platform: Platform, scan: metadata.Scan) -> None:
+    """Run every hook, or leave nothing of what ran behind, so that the next access starts anew."""
+    try:
+        with journal.transaction():
+            plugins = scan.candidates_of(metadata.HOOK_GROUP)
+            _state.manager = activation.run_hooks(winner, platform, plugins, _version())
+            general.run_general_plugins(scan.candidates_of(metadata.GENERAL_GROUP), _version())
+            hooks.ask_all(_state.manager, "platform_selected", platform=platform, selection=winner.selection)
+    except BaseException:
+        _state.manager = None
+        context.mark_kernels_loaded(loaded=False)
+        general.forget()
+        raise
 
 
 def request_from_env() -> selection.Request:
@@ -139,10 +151,12 @@ def _ask(candidate: metadata.Candidate) -> selection.Outcome:
     timer.daemon = True
     timer.start()
     try:
-        with order.step("ask", candidate.label), journal.transaction(hooks.owner_of(candidate)):
+        with order.step("ask", candidate.label), journal.transaction(hooks.owner_of(candidate)) as made:
             register = loading.load(candidate)
             with selecting.asking() as answer:
                 path = register() if callable(register) else register
+            if path is None:
+                journal.roll_back(made)
         return _outcome(candidate, path, answer.reason)
     except (Exception, SystemExit) as err:  # noqa: BLE001 - catching what a plugin raised is what this is for
         return selection.Outcome(error=err)
@@ -263,8 +277,7 @@ def reset() -> None:
     """Forget the platform and undo what its hooks registered, for tests; loaded libraries stay."""
     global _state
     with _lock:
-        for entry in reversed([e for e in journal.entries() if e.owner is not None]):
-            entry.undo()
+        journal.roll_back(e for e in journal.entries() if e.owner is not None)
         _state = _State()
         context.mark_kernels_loaded(loaded=False)
         general.forget()
@@ -272,10 +285,14 @@ def reset() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Give the child a fresh lock, and drop a resolution that was under way in another thread."""
+    """Give the child a fresh lock, and drop a resolution that was under way in another thread.
+
+    One that this thread is in, in a hook that forks, goes on: another access in the child gives what it gives in
+    the parent, and does not run the hook, which forks, again.
+    """
     global _lock, _state
     _lock = threading.RLock()
-    if _state.platform is None:
+    if _state.platform is None and _state.thread != threading.get_ident():
         _state = _State()
 
 

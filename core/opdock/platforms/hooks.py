@@ -124,7 +124,24 @@ def _run_optional(manager: pluggy.PluginManager, impl: Any, scope: list[journal.
             impl.function()
         scope += made
     except (Exception, SystemExit):
-        for entry in reversed(scope):
-            entry.undo()
+        journal.roll_back(scope)
         manager.unregister(name=name)
         logger.warning("Plugin %s failed and is left out; what it registered is undone.", name, exc_info=True)
+
+
+def ask_all(manager: pluggy.PluginManager, hook: str, **given: Any) -> list[Any]:
+    """Call an observer or a hook for defaults of every package, and return the answers that are not None.
+
+    A package whose hook raises is reported, and the others are asked: it is optional.
+    """
+    answers = []
+    for impl in reversed(getattr(manager.hook, hook).get_hookimpls()):
+        try:
+            with journal.transaction(_owners.get(impl.plugin_name)):
+                answer = impl.function(*(given[name] for name in impl.argnames))
+        except (Exception, SystemExit):
+            logger.warning("Plugin %s failed in %s; the others go on.", impl.plugin_name, hook, exc_info=True)
+            continue
+        if answer is not None:
+            answers.append(answer)
+    return answers

@@ -235,11 +235,18 @@ def _conflict(active: Sequence[Verdict]) -> PlatformConflictError:
 
 
 def _duplicate(same: Sequence[Verdict]) -> PlatformConflictError:
+    owners = sorted({v.distribution for v in same})
+    if len(owners) == 1:
+        return PlatformConflictError(
+            f"{owners[0]} declares the platform plugin {same[0].name!r} more than once.",
+            who=[v.label for v in same],
+            remedy=f"keep one of the lines in its metadata, or leave it out: pip uninstall {owners[0]}.",
+        )
     return PlatformConflictError(
         f"The name {same[0].name!r} of a platform plugin is in more than one distribution.",
         who=[v.label for v in same],
         why="which of them would run depended on the order of folders.",
-        remedy=f"pip uninstall {' '.join(sorted({v.distribution for v in same})[1:])} (keep one of them).",
+        remedy=f"pip uninstall {' '.join(owners[1:])} (keep one of them).",
     )
 
 
@@ -267,13 +274,14 @@ def _not_to_be_had(verdicts: Sequence[Verdict], request: Request) -> PlatformErr
             f"OPDOCK_PLATFORM={request.platform}: no installed distribution has a platform plugin of that name.",
             remedy=suggest(request.platform or "", known),
         )
-    v = asked[0]
-    if v.verdict == "failed":
-        return _failed([v], f"OPDOCK_PLATFORM={request.platform} names it")
-    if len(asked) > 1:
-        return _conflict(asked)
+    active = [v for v in asked if v.verdict == "activated"]
+    if active:
+        return _conflict(active)
+    failed = [v for v in asked if v.verdict == "failed"]
+    if failed:
+        return _failed(failed, f"OPDOCK_PLATFORM={request.platform} names it")
     return PlatformNotFoundError(
-        f"OPDOCK_PLATFORM={request.platform}: {v.name} {v.verdict}: {v.reason}",
-        who=v.label,
+        f"OPDOCK_PLATFORM={request.platform}: " + "; ".join(f"{v.name} {v.verdict}: {v.reason}" for v in asked),
+        who=[v.label for v in asked],
         remedy="unset OPDOCK_PLATFORM to let opdock detect the platform, or set OPDOCK_PLATFORM=cpu.",
     )

@@ -56,6 +56,15 @@ class CustomOp(OpClass):
                 who=f"class {cls.__module__}.{cls.__qualname__}  {Site.of(vars(cls)['forward'])}",
                 remedy="rename it to forward_native (or forward_oot, forward_cuda, ...).",
             )
+        before = cls.__mro__[: cls.__mro__.index(CustomOp)]
+        mixin = next((c for c in before if not issubclass(c, CustomOp) and "forward" in vars(c)), None)
+        if mixin is not None:
+            raise RegistrationError(
+                f"{cls.__name__} takes forward from {mixin.__name__}: the dispatch would never call it.",
+                who=f"class {cls.__module__}.{cls.__qualname__}",
+                why=f"{mixin.__module__}.{mixin.__qualname__} comes before CustomOp  {Site.of(vars(mixin)['forward'])}",
+                remedy=f"rename {mixin.__name__}.forward to forward_native (or forward_oot, forward_cuda, ...).",
+            )
         if "forward_native" in vars(cls):
             cls.forward = _with_signature_of(vars(cls)["forward_native"])  # type: ignore[method-assign]
 
@@ -106,6 +115,7 @@ class CustomOp(OpClass):
         (switch.enabled_custom_ops if enabled else switch.disabled_custom_ops).update([label])
         method = switches.method_of(context.platform()) if enabled else "forward_native"
         method, _ = switches.definer(type(self), method, context.platform())
+        self.__dict__["_method"] = method
         compiled = method == "forward_native" and compile_native and not enabled
         return self.maybe_compile(getattr(self, method), enable=compiled)
 
@@ -143,7 +153,9 @@ class CustomOp(OpClass):
 
     def _bind(self, forward: Callable[..., Any]) -> None:
         spec: CompileSpec | None = getattr(forward, "_compile_spec", None)
-        self.__dict__["_bound"] = (forward.__name__, spec)
+        # the attribute, which the function's own name need not be: forward_cpu = forward_native, a plain decorator
+        name = self.__dict__.get("_method") or forward.__name__
+        self.__dict__["_bound"] = (name, spec)
         self.__dict__["_forward_method"] = self.__dict__["forward"] = forward
 
     def __getstate__(self) -> dict[str, Any]:
