@@ -191,7 +191,7 @@ def _ask_foreign(candidate: metadata.Candidate) -> selection.Outcome:
         reason=reason,
         error=PlatformError(
             reason,
-            remedy=f"opdock check {candidate.dist.name} lists what a port needs.",
+            remedy=f"ask the authors of {candidate.dist.name} for a release that requires opdock.",
         ),
     )
 

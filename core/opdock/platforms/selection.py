@@ -252,7 +252,8 @@ def _duplicate(same: Sequence[Verdict]) -> PlatformConflictError:
 
 def _failed(failed: Sequence[Verdict], because: str) -> PlatformFailedError:
     why = [f"none is used in its place: {because}."]
-    why += ["".join(traceback.format_exception(v.error)).rstrip() for v in failed if v.error is not None]
+    raised = [v.error for v in failed if v.error is not None and v.error.__traceback__ is not None]
+    why += ["".join(traceback.format_exception(error)).rstrip() for error in raised]
     error = PlatformFailedError(
         "Platform plugin failed: " + "; ".join(f"{v.name}: {v.reason}" for v in failed),
         who=[v.label for v in failed],
