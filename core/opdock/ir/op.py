@@ -74,13 +74,14 @@ class IrOp(Tolerances, InputGenerator):
         self._invariant = False
         self.default_names: tuple[str, ...] | None = None
         self.default = self.head = self._scopes.make_plan(NATIVE, (), native, native)
-        self.torch_ops = TorchOps(name, self.schema, self._run, self._run_fake, allow_inplace=allow_inplace)
+        self.torch_ops = TorchOps.acquire(name, self.schema, allow_inplace=allow_inplace)
         self.torch_op = self.torch_ops.default
         self._providers = Providers(name, self._replan)
         self.impls: Mapping[str, IrOpImpl] = self._providers.view
         try:
             self.fn = self._public_functions()
             self._providers.put(IrOpImpl(self, NATIVE, native, batch_invariant=batch_invariant))
+            self.torch_ops.bind(self._run, self._run_fake)
         except BaseException:
             self.close()
             raise
@@ -145,7 +146,7 @@ class IrOp(Tolerances, InputGenerator):
     def close(self) -> None:
         """Take the op out of torch, and its providers out of the journal."""
         self._providers.close()
-        self.torch_ops.destroy()
+        self.torch_ops.release()
 
     # -- registration
 

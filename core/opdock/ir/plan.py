@@ -121,8 +121,8 @@ def scoped_function(layout: Layout, kind: str, get: Code, default: Plan) -> Code
 
     ``_default`` in its globals is the plan of the contexts that have none.
     """
-    lines = [f"def scoped({layout.args}):", f"    return _get(_default).{kind}({layout.args})"]
-    return _make("scoped", lines, f"{layout.name} in a scope", {"_get": get, "_default": default})
+    lines = [f"def scoped({layout.head}):", f"    return _get(_default).{kind}({layout.args})"]
+    return _make("scoped", lines, f"{layout.name} in a scope", {**layout.defaults, "_get": get, "_default": default})
 
 
 def functional(layout: Layout, fn: Code, activations: Sequence[str]) -> Code:

@@ -33,12 +33,12 @@ def refusal(predicate: Callable[..., object] | None, args: Sequence[Any], kwargs
     frame = _frame_at_return(predicate, code, args, kwargs) if code is not None else None
     if frame is None:
         return f"supports_args returned {said!r} ({site_of(predicate)})"
-    place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    file = Path(frame.f_code.co_filename).name
     condition = _false_condition(frame)
-    if condition:
-        return f"supports_args: `{condition}` is false ({place})"
+    if condition is not None:
+        return f"supports_args: `{ast.unparse(condition)}` is false ({file}:{condition.lineno})"
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    return f"supports_args returned {said!r} at `{line}` ({place})"
+    return f"supports_args returned {said!r} at `{line}` ({file}:{frame.f_lineno})"
 
 
 def _frame_at_return(
@@ -62,16 +62,15 @@ def _frame_at_return(
     return found[-1] if found else None
 
 
-def _false_condition(frame: FrameType) -> str:
+def _false_condition(frame: FrameType) -> ast.expr | None:
+    """Return the expression that made the predicate false, if it is one that explains itself."""
     expression = _returned_expression(frame)
     while isinstance(expression, ast.BoolOp) and isinstance(expression.op, ast.And):
-        for part in expression.values:
-            if not _evaluate(part, frame):
-                expression = part
-                break
-        else:
-            return ""
-    return ast.unparse(expression) if isinstance(expression, ast.Compare | ast.BoolOp | ast.Call | ast.UnaryOp) else ""
+        false = next((part for part in expression.values if not _evaluate(part, frame)), None)
+        if false is None:
+            return None
+        expression = false
+    return expression if isinstance(expression, ast.Compare | ast.BoolOp | ast.Call | ast.UnaryOp) else None
 
 
 def _evaluate(expression: ast.expr, frame: FrameType) -> object:
@@ -84,9 +83,10 @@ def _returned_expression(frame: FrameType) -> ast.expr | None:
     try:
         lines, first = inspect.getsourcelines(frame.f_code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
+        ast.increment_lineno(tree, first - 1)
     except (OSError, SyntaxError, TypeError):
         return None
-    at = frame.f_lineno - first + 1
+    at = frame.f_lineno
     candidates = [
         node.value if isinstance(node, ast.Return) else node.body
         for node in ast.walk(tree)

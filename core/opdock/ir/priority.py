@@ -66,17 +66,17 @@ def filter_priority(impls: Mapping[str, IrOpImpl], names: Sequence[str], *, inva
     left_out: dict[str, str] = {}
     for name in names:
         impl = impls[name]
+        if impl in tried:
+            continue
         if tried and tried[-1].supports_all_args:
             left_out.setdefault(name, f"{tried[-1].provider} comes before it and takes any arguments")
         elif not impl.supported:
             left_out[name] = impl.reason
         elif invariant and not impl.batch_invariant:
             left_out[name] = "VLLM_BATCH_INVARIANT=1, and it does not declare batch_invariant"
-        elif impl not in tried:
+        else:
             tried.append(impl)
     ends = bool(tried) and tried[-1].supports_all_args
     if not ends:
         tried.append(impls[NATIVE])
-    for impl in tried:
-        left_out.pop(impl.provider, None)
     return Filtered(tuple(tried), left_out, native_added=not ends and NATIVE not in names)

@@ -1,4 +1,4 @@
-"""The checks that run a provider's code: of ``OPDOCK_STRICT=1``, of the kit and of ``opdock check --run``."""
+"""The checks that run a provider's code: of ``OPDOCK_STRICT=1``."""
 
 from __future__ import annotations
 
