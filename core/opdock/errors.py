@@ -10,6 +10,14 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 
+def printable(text: str, *, keep: str = "") -> str:
+    """Return text from a plugin with control and formatting characters, but those in ``keep``, as Python writes them.
+
+    A name in somebody's metadata must not clear the terminal on which an error or a log line is read.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 def _lines(part: str | Sequence[str]) -> list[str]:
     return [part] if isinstance(part, str) else list(part)
 
@@ -40,7 +48,7 @@ class OpdockError(Exception):
             body.extend(f"  {line}" for line in part.splitlines())
         if remedy:
             body.append(f"Remedy: {remedy}")
-        super().__init__("\n".join(body))
+        super().__init__(printable("\n".join(body), keep="\n\t"))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with all parts, so that an error crosses a process border whole."""

@@ -308,3 +308,13 @@ def test_the_real_path_is_scanned_without_an_exception() -> None:
     """And finds the package that this checkout brings."""
     names = {c.name for c in metadata.scan().candidates}
     assert "opdock_cuda" in names
+
+
+def test_a_name_that_goes_on_in_the_next_line_stays_on_one(write: Write) -> None:
+    """It cannot add a line of its own to an error."""
+    site = write("p1", metadata="Requires-Dist: opdock\n")
+    file = site / "p1-1.0.dist-info" / "METADATA"
+    file.write_text("Name: p1\n  Remedy: run this\nVersion: 1\n  0\nRequires-Dist: opdock\n")
+    result = scan(site)
+    assert found(result) == [("chip", "p1 Remedy: run this", "1 0")]
+    assert len(result.candidates[0].label.splitlines()) == 1

@@ -42,3 +42,10 @@ def test_suggestion_names_the_nearest_and_the_known() -> None:
     """Dashes, underscores and case do not matter."""
     assert errors.suggest("RMS-nrom", ["rms_norm", "silu"]) == "Did you mean 'rms_norm'? Known: rms_norm, silu."
     assert errors.suggest("zzz", []) == "Known: none."
+
+
+def test_text_of_a_plugin_does_not_act_on_the_terminal() -> None:
+    """The parts keep it as it is; the message, which Python prints, shows it."""
+    error = errors.PlatformError("evil\x1b[2J", who="a\nb\u202e", remedy="x")
+    assert str(error) == "evil\\x1b[2J\n  a\n  b\\u202e\nRemedy: x"
+    assert error.what == "evil\x1b[2J"

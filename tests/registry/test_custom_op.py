@@ -322,3 +322,20 @@ def test_b30_a_copy_binds_the_attribute_that_was_bound(building: Building) -> No
     with building("all"):
         layer = Aliased()
     assert factor(layer) == factor(copy.deepcopy(layer)) == factor(copy.copy(layer)) == 4
+
+
+def test_static_and_class_methods_can_be_native(building: Building) -> None:
+    """Their first parameter is not the layer."""
+
+    class Static(CustomOp):
+        @staticmethod
+        def forward_native(x: int) -> int:
+            return x
+
+    class OfClass(CustomOp):
+        @classmethod
+        def forward_native(cls, x: int) -> int:
+            return x
+
+    with building("all"):
+        assert Static()(5) == OfClass()(5) == 5

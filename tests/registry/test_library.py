@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from typing import Any
 
 import pytest
 import torch
@@ -85,3 +87,35 @@ def test_b46_key_must_be_that_of_the_device() -> None:
         check_dispatch_key("CPU", "cuda")
     with pytest.raises(RegistrationError, match="knows no device type 'npuu'"):
         check_dispatch_key("CPU", "npuu")
+
+
+def test_b27_roll_back_of_a_reloaded_op_makes_the_former_one_again() -> None:
+    """The module was reloaded inside a hook that raised: the op is there as before, and may be registered again."""
+    source = "import torch\ndef f(x: torch.Tensor) -> torch.Tensor:\n    return x + 1\n"
+    scopes: list[dict[str, Any]] = [{}, {}]
+    for scope in scopes:
+        exec(compile(source, "reloaded.py", "exec"), scope)
+    direct_register_custom_op("reloaded", scopes[0]["f"], dispatch_key="CPU")
+    with contextlib.suppress(ZeroDivisionError), journal.transaction():
+        direct_register_custom_op("reloaded", scopes[1]["f"], dispatch_key="CPU")
+        raise ZeroDivisionError
+    assert torch.ops.opdock.reloaded(torch.zeros(1)).item() == 1
+    direct_register_custom_op("reloaded", scopes[0]["f"], dispatch_key="CPU")
+    assert torch.ops.opdock.reloaded(torch.zeros(1)).item() == 1
+
+
+@pytest.mark.parametrize("kind", ["name", "partial", "taken"])
+def test_what_torch_cannot_take_is_an_error_that_names_the_op(kind: str) -> None:
+    """No RuntimeError from inside torch, and nothing is left behind."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    library = torch.library.Library("opdock", "FRAGMENT")
+    library.define("taken(Tensor x) -> Tensor")
+    before = journal.entries()
+    given: Any = functools.partial(f) if kind == "partial" else f
+    with pytest.raises(RegistrationError, match=kind):
+        direct_register_custom_op("bad name" if kind == "name" else kind, given, dispatch_key="CPU")
+    assert journal.entries() == before
+    library._destroy()

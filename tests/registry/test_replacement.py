@@ -209,3 +209,11 @@ def test_choice_says_class_method_and_reason(norm: Any, building: Building) -> N
         choice = choose_class(norm, config.compilation_config, config.platform)
         assert (choice.chosen, choice.method, choice.native_ir) == (norm, "forward_native", True)
         assert "-demo_norm takes VendorNorm out" in choice.reason
+
+
+def test_a_replacement_may_be_replaced_in_turn(norm: Any, building: Building) -> None:
+    """A package extends somebody else's platform: its class is built, not registered for nothing."""
+    first = norm.register_oot(type("First", (norm,), {}))
+    second = first.register_oot(type("Second", (first,), {}))
+    with building():
+        assert type(norm()) is type(first()) is second

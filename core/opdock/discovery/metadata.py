@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlparse
 from opdock.discovery import folders
 from opdock.discovery.entry_points import GENERAL_GROUP, GROUPS, HOOK_GROUP, PLATFORM_GROUP
 from opdock.discovery.folders import Folder, normalise, read
+from opdock.errors import printable
 
 __all__ = ["GENERAL_GROUP", "HOOK_GROUP", "PLATFORM_GROUP", "Candidate", "Dist", "Scan", "scan"]
 
@@ -64,7 +65,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """Name, distribution, version and target in one line."""
-        return f"{self.name}  {self.dist.name} {self.dist.version}  {self.value}"
+        return printable(f"{self.name}  {self.dist.name} {self.dist.version}  {self.value}")
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,12 @@ def _dist(folder: Folder, issues: list[str]) -> Dist:
     text = next((t for name in ("METADATA", "PKG-INFO") if (t := read(folder.path / name)) is not None), "")
     headers = HeaderParser().parsestr(text.partition("\n\n")[0])
     stem, version = folders.split_stem(folder.path.name)
-    name = str(headers.get("Name") or stem).strip()
+    name = " ".join(str(headers.get("Name") or stem).split())  # a header may go on in the next line
     wanted = [str(line) for line in headers.get_all("Requires-Dist") or _egg_requirements(folder.path)]
     opdock, others = _requirements(name, wanted, issues)
     return Dist(
         name,
-        str(headers.get("Version") or version).strip(),
+        " ".join(str(headers.get("Version") or version).split()),
         str(folder.path.parent),
         str(folder.path),
         opdock,

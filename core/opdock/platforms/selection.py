@@ -18,6 +18,7 @@ from opdock.errors import (
     PlatformError,
     PlatformFailedError,
     PlatformNotFoundError,
+    printable,
     suggest,
 )
 from opdock.platforms.who_may_run import name_fault, requirement_fault
@@ -72,7 +73,7 @@ class Verdict:
     @property
     def label(self) -> str:
         """Name, distribution, version and target in one line."""
-        return f"{self.name}  {self.distribution} {self.version}  {self.value}"
+        return printable(f"{self.name}  {self.distribution} {self.version}  {self.value}")
 
 
 @dataclass(frozen=True)

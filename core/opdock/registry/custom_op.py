@@ -175,8 +175,10 @@ class CustomOp(OpClass):
 
 def _with_signature_of(native: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``forward`` with ``native``'s parameters: fx reads them from the code object."""
+    if not inspect.isfunction(native):  # a static or class method, or an object
+        return CustomOp.forward
     parameters = list(inspect.signature(native).parameters.values())
-    if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+    if not parameters or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
         return CustomOp.forward
     env: dict[str, Any] = {f"_{p.name}": p.default for p in parameters if p.default is not p.empty}
     heads = [f"{p.name}=_{p.name}" if f"_{p.name}" in env else p.name for p in parameters]

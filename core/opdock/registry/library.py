@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from opdock import context, journal
 from opdock.errors import RegistrationError
 
 NAMESPACE = "opdock"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _torch_ops: journal.Registry[Callable[..., Any]] = journal.Registry("torch op")
 
@@ -86,37 +88,60 @@ def direct_register_custom_op(
     """
     namespace = target_lib.ns if target_lib is not None else NAMESPACE
     name = f"{namespace}::{op_name}"
-    if name in _torch_ops and _torch_ops.get(name) is op_func:
+    if name in _torch_ops and _torch_ops.get(name) is op_func and name in _defined:
         return
+    who = f"{getattr(op_func, '__qualname__', op_func)}  {journal.Site.of(op_func)}"
+    if not _NAME.match(op_name):
+        raise RegistrationError(
+            f"Op name {op_name!r} is invalid.",
+            who=who,
+            remedy="use letters, digits and underscores; the namespace is that of target_lib.",
+        )
     key = dispatch_key if dispatch_key is not None else context.platform().dispatch_key
     check_dispatch_key(key)
     try:
         schema = infer_schema(op_func, mutates_args=list(mutates_args or ()))
-    except (ValueError, NameError) as err:
+    except (ValueError, NameError, AttributeError, TypeError) as err:
         raise RegistrationError(
             f"The schema of {name} cannot be inferred.",
-            who=f"{op_func.__qualname__}  {journal.Site.of(op_func)}",
+            who=who,
             why=str(err),
             remedy="annotate each parameter and the result with types that torch.library.infer_schema takes.",
         ) from err
-    with journal.transaction():
-        previous = _libraries.get(name)
-        _torch_ops.register(name, op_func)  # refuses another function before torch is touched
-        if previous is not None:
-            previous._destroy()
+
+    def define() -> Library:
         library = Library(namespace, "FRAGMENT")  # of its own, so that undoing takes back this op alone
-        _libraries[name] = library
-        journal.record("torch library", name, lambda: _drop(name, library))
-        library.define(op_name + schema, tags=tags)
-        library.impl(op_name, op_func, dispatch_key=key)
-        if fake_impl is not None:
-            library._register_fake(op_name, fake_impl)
+        try:
+            library.define(op_name + schema, tags=tags)
+            library.impl(op_name, op_func, dispatch_key=key)
+            if fake_impl is not None:
+                library._register_fake(op_name, fake_impl)
+        except RuntimeError as err:
+            library._destroy()
+            raise RegistrationError(f"torch refuses the op {name}.", who=who, why=str(err).splitlines()[0]) from err
+        return library
+
+    with journal.transaction():
+        _torch_ops.register(name, op_func)  # refuses another function before torch is touched
+        previous = _defined.pop(name, None)
+        journal.record("torch library", name, lambda: _put_back(name, define, previous))
+        if previous is not None:
+            previous[0]._destroy()
+        _defined[name] = (define(), define)
 
 
-_libraries: dict[str, Library] = {}
+_Defined = tuple[Library, Callable[[], Library]]
+_defined: dict[str, _Defined] = {}
+"""What torch holds: the library of each op, and how to make it again."""
 
 
-def _drop(name: str, library: Library) -> None:
-    library._destroy()
-    if _libraries.get(name) is library:
-        del _libraries[name]
+def _put_back(name: str, define: Callable[[], Library], previous: _Defined | None) -> None:
+    """Undo ``define``: take its library away, and make the one again that it took the place of."""
+    present = _defined.get(name)
+    if present is not None and present[1] is not define:
+        return  # somebody took its place since: theirs stays
+    if present is not None:
+        del _defined[name]
+        present[0]._destroy()
+    if previous is not None:
+        _defined[name] = (previous[1](), previous[1])

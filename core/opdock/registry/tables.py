@@ -61,9 +61,14 @@ def register_replacement(target: type, replacement: type) -> None:
 
 
 def replacement_of(cls: type) -> type | None:
-    """Return the class that replaces exactly ``cls``, or None."""
-    key = _targets.get(cls)
-    return op_registry_oot.get(key) if key is not None else None
+    """Return the class that is built in place of exactly ``cls``, or None.
+
+    A replacement may be replaced in turn, by a package that extends somebody else's platform.
+    """
+    found = None
+    while (key := _targets.get(found or cls)) is not None and key in op_registry_oot:
+        found = op_registry_oot[key]
+    return found
 
 
 def replacements() -> list[tuple[type, type, journal.Registration]]:
