@@ -90,18 +90,17 @@ def test_a_refused_provider_leaves_no_trace(bad: str, monkeypatch: pytest.Monkey
 
     op.register_input_generator(lambda num_tokens=2, device=None, **_: (torch.ones(num_tokens, 4, device=device), 1.0))
     entries = journal.entries()
+    if bad == "strict":
+        monkeypatch.setenv("OPDOCK_STRICT", "1")
+    attempts = {
+        "schema": lambda: op.register_impl("p")(wrong),
+        "predicate": lambda: op.register_impl("p", supports_args=lambda x: True)(scale),
+        "inplace": lambda: op.register_impl("p", inplace=True)(scale),
+        "name": lambda: op.register_impl("P")(scale),
+        "strict": lambda: op.register_impl("p")(writes),
+    }
     with pytest.raises(RegistrationError):
-        if bad == "schema":
-            op.register_impl("p")(wrong)
-        elif bad == "predicate":
-            op.register_impl("p", supports_args=lambda x: True)(scale)
-        elif bad == "inplace":
-            op.register_impl("p", inplace=True)(scale)
-        elif bad == "name":
-            op.register_impl("P")(scale)
-        else:
-            monkeypatch.setenv("OPDOCK_STRICT", "1")
-            op.register_impl("p")(writes)
+        attempts[bad]()
     assert set(op.impls) == {"native"} and journal.entries() == entries
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from typing import Any
@@ -53,7 +54,7 @@ def test_counts_by_provider_whatever_the_way_of_calling(op: Any) -> None:
 def test_nothing_stands_in_the_way_when_nobody_counts(op: Any) -> None:
     """The code behind the op is the same before and after, also if the block raises."""
     before = plan_of(op)
-    with pytest.raises(ZeroDivisionError), ir.counting():
+    with contextlib.suppress(ZeroDivisionError), ir.counting():
         assert plan_of(op) is not before
         raise ZeroDivisionError
     assert plan_of(op) is before

@@ -43,7 +43,7 @@ def by_steps(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float = 1e-6
     """Refuse in steps."""
     if size is not None:
         return False
-    return not (weight is None)
+    return not x.is_contiguous()
 
 
 def by_reason(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float = 1e-6, size: int | None = None) -> object:
@@ -56,7 +56,7 @@ CASES: list[tuple[Any, tuple[Any, ...], str]] = [
     (by_clause, (X.t(), None), "`x.is_contiguous()` is false"),
     (by_clause, (X, W, 1e-6, 2), "`size is None` is false"),
     (by_steps, (X, W, 1e-6, 2), "returned False at `return False`"),
-    (by_steps, (X, None), "`not weight is None` is false"),
+    (by_steps, (X, None), "`not x.is_contiguous()` is false"),
     (by_reason, (X, W, 1e-6, 2), "size 2 is not supported"),
     (lambda x, weight, epsilon=1e-6, size=None: x.dim() == 3 and size is None, (X, W), "`x.dim() == 3` is false"),
     (lambda x, weight, epsilon=1e-6, size=None: "", (X, W), "returned ''"),

@@ -214,3 +214,116 @@ def test_keywords_and_defaults_work_with_predicates(op: Any) -> None:
     op.set_default(["e", "native"])
     assert op(x=torch.zeros(())) == 3 and op(torch.zeros(()), k=1) == 0
     assert op.apply_arg_defaults([1])[1:] == (0,)
+
+
+def test_before_a_priority_is_set_native_runs_and_it_is_said_once(op: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The list is empty; dispatch and calls agree."""
+    assert op.get_priority() == [] and op.op.default_names is None
+    with caplog.at_level(logging.WARNING, "opdock"):
+        assert (
+            op(torch.zeros(())) == 0 and op.dispatch(torch.zeros(())) is op.impls["native"] and op(torch.ones(())) == 1
+        )
+    found = [r.getMessage() for r in caplog.records if "Priority not set for op t_prio" in r.getMessage()]
+    assert len(found) == 1
+    with op.set_priority(["a"]):
+        assert op(torch.zeros(())) == 1 and op.get_priority() == ["a"]
+    assert op.get_priority() == []
+
+
+def test_a_provider_that_cannot_say_whether_it_is_supported_is_left_out(
+    op: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Installed but broken: said once, with what it raised; the others go on."""
+
+    def broken() -> bool:
+        raise ImportError("libfoo.so.3: cannot open shared object file")
+
+    op.register_impl("broken", supported=broken)(make(5))
+    with caplog.at_level(logging.WARNING, "opdock"):
+        op.set_default(["broken", "a"])
+        op.set_default(["broken", "b"])
+    assert op.get_priority() == ["b"] and "libfoo.so.3" in op.impls["broken"].reason
+    assert caplog.text.count("provider broken is left out, its `supported` raised ImportError") == 1
+
+
+def test_minus_keeps_the_rest_of_the_default(op: Any) -> None:
+    """Names that are given come first."""
+    op.set_default(["e", "a", "native"])
+    with op.set_priority(["-e"]):
+        assert op.get_priority() == ["a"]
+    with op.set_priority(["b", "-a"]):
+        assert op.get_priority() == ["b"]
+    op.set_default(["-a"])
+    assert op.get_priority() == ["e", "native"]
+    with pytest.raises(UnknownNameError, match="no provider 'aa'"):
+        op.set_default(["-aa"])
+    with pytest.raises(ConfigError, match="listed as well"):
+        op.set_default(["a", "-a"])
+    with pytest.raises(ConfigError, match="is not a list"):
+        op.set_default("a")
+
+
+def test_a_task_that_outlives_the_scope_it_was_started_in_keeps_it(op: Any) -> None:
+    """As with every context variable; it makes no difference whether others have scopes then."""
+    x = torch.zeros(())
+    op.set_default(["b"])
+
+    async def late(ready: asyncio.Event) -> list[float]:
+        await ready.wait()
+        first = float(op(x))
+        with op.set_priority(["native"]):
+            inner = float(op(x))
+        return [first, inner, float(op(x))]
+
+    async def main() -> list[float]:
+        ready = asyncio.Event()
+        with op.set_priority(["a"]):
+            task = asyncio.create_task(late(ready))
+            await asyncio.sleep(0)
+        ready.set()
+        assert op(x) == 2
+        return await task
+
+    assert asyncio.run(main()) == [1, 0, 1]
+    assert op(x) == 2 and op.op._scopes.count == 0
+
+
+def test_a_truthy_answer_is_yes_and_a_string_is_no(op: Any) -> None:
+    """Whatever the type of the answer."""
+    for name, (answer, served) in {"n": (1, 5), "t": (torch.tensor(True), 5), "z": (0, 0), "s": ("why", 0)}.items():
+        op.register_impl(f"answers_{name}", supports_args=_answering(answer))(make(5))
+        with op.set_priority([f"answers_{name}", "native"]):
+            assert op(torch.zeros(())) == served
+            assert (op.dispatch(torch.zeros(())).provider == "native") is (served == 0)
+
+
+def _answering(answer: object) -> Any:
+    return lambda x, k=0: answer
+
+
+def test_b62_the_environment_is_followed_without_a_new_default(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By get_priority, dispatch and explain; a call reads no environment, so it follows with them."""
+    op.register_impl("inv", batch_invariant=True)(make(7))
+    op.set_default(["a", "inv", "native"])
+    assert op(torch.zeros(())) == 1
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert op.get_priority() == ["inv"] and op(torch.zeros(())) == 7
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT")
+    assert op.dispatch(torch.zeros(())).provider == "a" and op(torch.zeros(())) == 1
+
+
+def test_b62_native_that_is_not_batch_invariant_is_warned_about(
+    op: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nothing after it; the user hears that the promise does not hold."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with caplog.at_level(logging.WARNING, "opdock"):
+        op.set_default(["a", "native"])
+        op.set_default(["b", "native"])
+    assert caplog.text.count("results may depend on the batch") == 1 and op(torch.zeros(())) == 0
+
+
+def test_a_default_that_names_a_provider_twice_tries_it_once(op: Any) -> None:
+    """A second try would answer the same."""
+    op.set_default(["e", "e", "native"])
+    assert op.get_priority() == ["e", "native"]

@@ -103,9 +103,7 @@ TRACERS: dict[str, Callable[[Any, Any, Any], int]] = {
     "dynamo of a module": lambda f, op, o: nodes(dynamo(Module(op), X), o),
     "dynamo of the op": lambda f, op, o: nodes(dynamo(op, X, W, 1e-6), o),
     "dynamo of an attribute": lambda f, op, o: nodes(dynamo(held(op), X, W), o),
-    "dynamo of vmap": lambda f, op, o: nodes(
-        dynamo(lambda x, w: torch.vmap(f, (0, None))(x, w), X.expand(2, 4, 8), W), o
-    ),
+    "dynamo of vmap": lambda f, op, o: nodes(dynamo(torch.vmap(f, (0, None)), X.expand(2, 4, 8), W), o),
     "aot": lambda f, op, o: nodes(aot(f, X, W), o),
     "make_fx": lambda f, op, o: nodes(make_fx(f)(X, W), o),
     "make_fx fake": lambda f, op, o: nodes(make_fx(f, tracing_mode="fake")(X, W), o),

@@ -20,6 +20,7 @@ import torch
 
 from opdock.ir import modules
 
+_NOT_OF_LIBRARIES = {"aten", "prims", "opdock_ir", "higher_order", "loaded_libraries", "load_library", "import_module"}
 _PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -56,7 +57,7 @@ def _parts(functions: Iterable[Any]) -> Iterator[bytes]:
         yield f"{distribution}=={modules.version_of(distribution)}".encode()
     yield from _libraries(
         {path.parent for found in reached.values() for path in found.files.values()},
-        namespaces.union(*(found.namespaces for found in reached.values())) - {"aten", "prims", "opdock_ir"},
+        namespaces.union(*(found.namespaces for found in reached.values())) - _NOT_OF_LIBRARIES,
     )
 
 

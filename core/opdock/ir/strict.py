@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opdock.errors import RegistrationError
+from opdock.ir.plan import is_yes
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -49,7 +50,7 @@ def probe_predicate(impl: IrOpImpl) -> None:
         before = len(shapes.guards)
         try:
             with mode, _NoAddress():
-                impl.predicate(*fake)
+                is_yes(impl.predicate(*fake))  # its truth is what guards the compiled code
         except Exception as err:
             raise _unfit(impl, err) from err
         if len(shapes.guards) > before:
