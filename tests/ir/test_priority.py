@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import threading
 from typing import Any
 
@@ -327,3 +329,36 @@ def test_a_default_that_names_a_provider_twice_tries_it_once(op: Any) -> None:
     """A second try would answer the same."""
     op.set_default(["e", "e", "native"])
     assert op.get_priority() == ["e", "native"]
+
+
+def test_a_priority_may_be_any_iterable_of_names(op: Any) -> None:
+    """A generator is read once; reading it twice would leave native alone."""
+    op.set_default(name for name in ("b", "a"))
+    assert op.get_priority() == ["b"]
+    with op.set_priority(iter(["a"])):
+        assert op.get_priority() == ["a"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_b14_children_forked_while_priorities_change_can_change_them(op: Any) -> None:
+    """No child inherits a lock that a thread of its parent held."""
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            with op.set_priority(["a"]):
+                pass
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(5)
+                op.set_default(["b"])
+                os._exit(op.get_priority() != ["b"])
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        thread.join()

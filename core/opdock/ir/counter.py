@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from opdock.ir.op import IrOp
 
 _lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _counters: list[Counter[tuple[str, str]]] = []
 
 

@@ -36,6 +36,7 @@ def expand(op: str, names: Sequence[str], default: Sequence[str], known: Mapping
     """
     if isinstance(names, str):
         raise ConfigError(f"The priority of op {op!r} is not a list: {names!r}.", remedy=f"give [{names!r}].")
+    names = tuple(names)  # a generator would be used up by the first look
     dropped = [n[1:] for n in names if n.startswith("-")]
     wanted = [n for n in names if not n.startswith("-")]
     for name in (*wanted, *dropped):

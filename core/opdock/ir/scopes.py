@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -11,7 +12,9 @@ from typing import Any
 from opdock.ir.plan import Plan
 
 lock = threading.RLock()
-"""Held while priorities change; calls take no lock."""
+"""Held while priorities change, and over a fork, so that no child gets it held or a change half done; calls take no
+lock."""
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 class Scopes:
