@@ -134,8 +134,9 @@ class CompilationConfig(Sealed):
         return (self.base_mode == "all" and f"-{op}" not in self.custom_ops) or f"+{op}" in self.custom_ops
 
     def seal(self) -> None:
-        """Refuse every later change, of the list of directives too."""
-        self.custom_ops = SealedList(self.custom_ops)
+        """Refuse every later change, of the list of directives too; again is a no-op."""
+        if not self._sealed:
+            self.custom_ops = SealedList(self.custom_ops)
         super().seal()
 
 

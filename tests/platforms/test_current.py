@@ -534,3 +534,27 @@ def test_priorities_of_an_outer_configuration_come_back() -> None:
                 raise ZeroDivisionError
             assert ir.ops.silu_and_mul.get_priority() == ["other"]
         journal.roll_back(made)
+
+
+def test_b16_registrations_of_the_class_module_are_undone_too(install: Install) -> None:
+    """What the platform's own module registers when it is imported goes with a failed activation."""
+    source = """
+def register():
+    return __name__ + "_plat.P"
+"""
+    module = install("chip", source=source)
+    site = next(p for p in sys.path if (Path(p) / f"{module}.py").is_file())
+    body = HALF.replace(
+        "class P(Platform)", "ir.ops.gelu_and_mul.register_impl('at_import')(lambda_)\nclass P(Platform)"
+    )
+    body = body.replace(
+        "from opdock import ir, journal",
+        "import torch\nfrom opdock import ir, journal\n"
+        "def lambda_(x: torch.Tensor, approximate: str = 'none') -> torch.Tensor: return x",
+    )
+    Path(site, f"{module}_plat.py").write_text(body)
+    record = next(Path(site).glob(f"{module}-*.dist-info")) / "RECORD"
+    record.write_text(record.read_text() + f"{module}_plat.py,,\n")
+    with pytest.raises(errors.PlatformFailedError, match="libchip.so"):
+        current.resolve()
+    assert set(ir.ops.gelu_and_mul.impls) == {"native"}

@@ -147,6 +147,16 @@ def test_empty_target_yields_to_an_active_plugin(active: Install, monkeypatch: p
     assert current.resolve().device_name == "chip"
 
 
+def test_two_active_builtins_are_an_error(monkeypatch: pytest.MonkeyPatch, active: Install) -> None:
+    """Row 10: the table of built-ins has one entry today; with two, an out-of-tree platform still wins."""
+    table = {"cpu": "opdock.platforms.cpu:cpu_platform_plugin", "other": "opdock.platforms.cpu:cpu_platform_plugin"}
+    monkeypatch.setattr("opdock.platforms.builtin_platform_plugins", table)
+    monkeypatch.setattr(current, "_scan", lambda: current.metadata.Scan((), ()))
+    with pytest.raises(errors.PlatformConflictError, match=r"2 built-in platforms[\s\S]*cpu[\s\S]*other[\s\S]*Remedy:"):
+        current.resolve()
+    monkeypatch.undo()
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [

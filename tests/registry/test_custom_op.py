@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from opdock import ir
-from opdock.config import CompilationConfig, OpdockConfig
+from opdock.config import CompilationConfig, KernelConfig, OpdockConfig
 from opdock.errors import ConfigError, DuplicateError, OrderError, RegistrationError
 from opdock.platforms import configure
 from opdock.registry import CustomOp, op_registry
@@ -339,3 +339,11 @@ def test_static_and_class_methods_can_be_native(building: Building) -> None:
 
     with building("all"):
         assert Static()(5) == OfClass()(5) == 5
+
+
+def test_two_configurations_may_share_their_parts(scale: type[Scale]) -> None:
+    """A given part is not changed under the other configuration that holds it."""
+    kernels, compilation = KernelConfig(), CompilationConfig()
+    for _ in range(2):
+        with configure.set_current_config(OpdockConfig(compilation, kernels)):
+            scale()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pkgutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from opdock.errors import OpdockError, PlatformFailedError
 from opdock.platforms import hooks, order
 from opdock.platforms.hook_check import check_platform_class
 from opdock.platforms.interface import Platform
-from opdock.platforms.selection import CPU_CLASS, UNSPECIFIED_CLASS, Selection
+from opdock.platforms.selection import CPU_CLASS, Selection
 
 if TYPE_CHECKING:
     import pluggy
@@ -50,10 +51,8 @@ def instantiate(chosen: Chosen) -> Platform:
     path = chosen.selection.class_path or CPU_CLASS
     with order.step("load platform class", path):
         if chosen.candidate is None:
-            from opdock.platforms.cpu import CpuPlatform
-            from opdock.platforms.interface import UnspecifiedPlatform
-
-            return UnspecifiedPlatform() if path == UNSPECIFIED_CLASS else CpuPlatform()
+            builtin: Platform = pkgutil.resolve_name(path)()
+            return builtin
         try:
             cls = loading.resolve_class(path, chosen.candidate)
         except (Exception, SystemExit) as err:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pkgutil
 import sys
 import threading
 import traceback
@@ -92,9 +93,10 @@ def _decide() -> None:
         if chosen.error is not None:
             raise chosen.error
         winner = activation.Chosen(chosen, _candidate_of(chosen, candidates))
-        platform = activation.instantiate(winner)
-        _state.activating = platform
-        _activate(winner, platform, scan)
+        with journal.transaction(winner.owner):  # also what the class's module registers when it is imported
+            platform = activation.instantiate(winner)
+            _state.activating = platform
+            _activate(winner, platform, scan)
         _state.platform, _state.pid = platform, os.getpid()
         logger.info("Platform %s: %s", chosen.winner, chosen.reason)
         for hint in chosen.hints:
@@ -127,7 +129,15 @@ def select(candidates: list[metadata.Candidate], request: selection.Request) -> 
     """Ask the candidates that may run, in this process, and return the selection."""
     verdicts = selection.sift(candidates, request)
     outcomes = {i: _ask(candidates[i]) for i, v in enumerate(verdicts) if v.verdict == selection.PENDING}
-    return with_hints(selection.decide(verdicts, outcomes, request), candidates)
+    return with_hints(selection.decide(verdicts, outcomes, request, active_builtins()), candidates)
+
+
+def active_builtins() -> dict[str, str]:
+    """Return the class paths of the built-in platforms that are active, by name."""
+    from opdock.platforms import builtin_platform_plugins
+
+    found = {name: pkgutil.resolve_name(plugin)() for name, plugin in builtin_platform_plugins.items()}
+    return {name: path for name, path in found.items() if path is not None}
 
 
 def with_hints(chosen: selection.Selection, candidates: list[metadata.Candidate]) -> selection.Selection:

@@ -23,7 +23,7 @@ def examine(scan: metadata.Scan | None = None) -> selection.Selection:
     with ThreadPoolExecutor(max_workers=4) as pool:
         answers = pool.map(lambda i: _ask(candidates[i]), pending)
         outcomes = dict(zip(pending, answers, strict=True))
-    return current.with_hints(selection.decide(verdicts, outcomes, request), candidates)
+    return current.with_hints(selection.decide(verdicts, outcomes, request, current.active_builtins()), candidates)
 
 
 def _ask(candidate: metadata.Candidate) -> selection.Outcome:

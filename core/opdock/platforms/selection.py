@@ -137,13 +137,19 @@ def sift(candidates: Sequence[Candidate], request: Request) -> tuple[Verdict, ..
     return tuple(out)
 
 
-def decide(verdicts: Sequence[Verdict], outcomes: Mapping[int, Outcome], request: Request) -> Selection:
+def decide(
+    verdicts: Sequence[Verdict],
+    outcomes: Mapping[int, Outcome],
+    request: Request,
+    builtins: Mapping[str, str],
+) -> Selection:
     """Return the selection.
 
     Args:
         verdicts: from ``sift``.
         outcomes: by position in ``verdicts``, one for each that was pending.
         request: as for ``sift``.
+        builtins: class paths of the built-in platforms that are active, by name.
     """
     final = tuple(_with_outcome(v, outcomes[i]) if v.verdict == PENDING else v for i, v in enumerate(verdicts))
     active = [v for v in final if v.verdict == "activated"]
@@ -186,9 +192,20 @@ def decide(verdicts: Sequence[Verdict], outcomes: Mapping[int, Outcome], request
         return done(active[0].name, active[0].class_path, "the one active out-of-tree platform", None, warnings)
     if failed:
         return done(None, None, "no platform is active and a plugin failed", _failed(failed, "no other is active"))
+    return done(*_without_plugins(request, builtins))
+
+
+def _without_plugins(
+    request: Request, builtins: Mapping[str, str]
+) -> tuple[str | None, str | None, str, PlatformError | None]:
+    """Return winner, class path, reason and error where no plugin is active and none failed."""
+    reason = "no out-of-tree platform is active"
     if request.target_device == "empty":
-        return done("unspecified", UNSPECIFIED_CLASS, "VLLM_TARGET_DEVICE=empty and no out-of-tree platform is active")
-    return done("cpu", CPU_CLASS, "no out-of-tree platform is active: the built-in CPU")
+        return "unspecified", UNSPECIFIED_CLASS, f"VLLM_TARGET_DEVICE=empty and {reason}", None
+    if len(builtins) > 1:
+        return None, None, "several built-in platforms are active", _builtins_conflict(builtins)
+    name, path = next(iter(builtins.items()), ("cpu", CPU_CLASS))
+    return name, path, f"{reason}: the built-in {name.upper()}", None
 
 
 def _with_outcome(verdict: Verdict, outcome: Outcome) -> Verdict:
@@ -232,6 +249,14 @@ def _conflict(active: Sequence[Verdict]) -> PlatformConflictError:
         who=[f"{v.label}  {v.reason}" for v in active],
         remedy=f"set OPDOCK_PLATFORM={names[0]} (or {', '.join(names[1:])}), set VLLM_PLUGINS to the names that may "
         "run, or uninstall the distributions that you do not use.",
+    )
+
+
+def _builtins_conflict(builtins: Mapping[str, str]) -> PlatformConflictError:
+    return PlatformConflictError(
+        f"{len(builtins)} built-in platforms are active, a process can use one.",
+        who=[f"{name}  {path}" for name, path in builtins.items()],
+        remedy=f"set OPDOCK_PLATFORM={next(iter(builtins))}.",
     )
 
 
