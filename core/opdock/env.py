@@ -14,7 +14,7 @@ VLLM_PLUGINS = "VLLM_PLUGINS"
 Unset: all. Empty: none. The same list filters every entry-point group. Example: ``opdock_cuda,my_ops``."""
 
 VLLM_TARGET_DEVICE = "VLLM_TARGET_DEVICE"
-"""``cpu``: the CPU platform, and no plugin is loaded. ``empty``: native methods only unless an
+"""``cpu``: the CPU platform, and no platform plugin is asked. ``empty``: native methods only unless an
 out-of-tree platform is active. Anything else, and unset: the platform is detected."""
 
 OPDOCK_PLATFORM = "OPDOCK_PLATFORM"

@@ -108,7 +108,8 @@ def _versions(opdock: str, scan: Scan) -> dict[str, str]:
 def _next(error: str, hints: list[str]) -> str:
     if error:
         remedy = [line for line in error.splitlines() if line.startswith("Remedy: ")]
-        return remedy[-1].removeprefix("Remedy: ") if remedy else "OPDOCK_PLATFORM=cpu opdock doctor"
+        told = remedy[-1].removeprefix("Remedy: ") if remedy else "Known: "
+        return "OPDOCK_PLATFORM=cpu opdock doctor" if told.startswith("Known: ") else told
     return hints[0].rpartition(": ")[2] if hints else "opdock explain"
 
 

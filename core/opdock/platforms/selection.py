@@ -117,7 +117,7 @@ def sift(candidates: Sequence[Candidate], request: Request) -> tuple[Verdict, ..
         verdict, reason = PENDING, ""
         fault = requirement_fault(c, request.opdock_version)
         if request.forced_cpu:
-            verdict, reason = "filtered", f"{_cpu_because(request)}: no plugin is loaded"
+            verdict, reason = "filtered", f"{_cpu_because(request)}: no platform plugin is asked"
         elif request.platform is not None and not forced:
             verdict, reason = "filtered", f"OPDOCK_PLATFORM={request.platform} names another one"
         elif listed and not forced and c.name not in (request.plugins or ()):
