@@ -215,3 +215,118 @@ def test_shapes_that_do_not_fit_are_one_clear_error(name: str, args: tuple[Any, 
     """Naming the op and the shapes."""
     with pytest.raises(ShapeError, match=name):
         getattr(ir.ops, name)(*args)
+
+
+def turned(x: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, neox: bool) -> torch.Tensor:
+    """Return the rotation of (tokens, heads, size) in float64, pair by pair."""
+    out, half = x.double().clone(), cache.shape[-1] // 2
+    for j in range(half):
+        a, b = (j, j + half) if neox else (2 * j, 2 * j + 1)
+        cos, sin = (cache[positions.long(), column].double()[:, None] for column in (j, j + half))
+        out[..., a] = x[..., a].double() * cos - x[..., b].double() * sin
+        out[..., b] = x[..., b].double() * cos + x[..., a].double() * sin
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize(("size", "rot"), [(8, 8), (8, 4), (46, 46), (46, 20), (9, 8), (2, 2)])
+def test_rotary_rounds_once_with_any_cache(dtype: torch.dtype, neox: bool, size: int, rot: int) -> None:
+    """Also with a cache in 16 bits, whose products are taken in float32; the rest passes bit for bit."""
+    positions = torch.tensor([3, 0, 7, 7])
+    q, k = torch.randn(4, 3, size, dtype=dtype), torch.randn(4, 1, size, dtype=dtype)
+    for cache in (torch.randn(9, rot).to(dtype), torch.randn(9, rot)):
+        made = ir.ops.rotary_embedding(positions, q.flatten(1), k, size, cache, neox)
+        for x, out in ((q, made[0].view(4, 3, size)), (k, made[1])):
+            exact = turned(x, positions, cache, neox)
+            wide = torch.float64 if torch.float64 in (dtype, cache.dtype) else torch.float32
+            step = max(torch.finfo(dtype).eps, 4 * torch.finfo(wide).eps)
+            torch.testing.assert_close(out.double(), exact, rtol=step, atol=4 * torch.finfo(wide).eps * 8)
+            assert out.dtype == dtype and out.is_contiguous() and torch.equal(out[..., rot:], x[..., rot:])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_positions_may_have_any_integer_type(dtype: torch.dtype) -> None:
+    """They are indices."""
+    positions, q, k, size, cache, neox = ir.ops.rotary_embedding.generate_inputs()
+    expected = ir.ops.rotary_embedding(positions, q, k, size, cache, neox)
+    for a, b in zip(ir.ops.rotary_embedding(positions.to(dtype), q, k, size, cache, neox), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_b50_in_place_rotation_reaches_the_fused_qkv() -> None:
+    """What an in-place provider writes into the views is in their base; the definition leaves it alone."""
+
+    def provider(
+        positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, head_size: int, cos_sin_cache: torch.Tensor,
+        is_neox: bool = True,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        q, k = ir.native.rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)
+        return query.copy_(q), key.copy_(k)
+
+    op = ir.ops.rotary_embedding
+    op.register_impl("in_place", inplace=True)(provider)
+    positions, _, _, _, cache, _ = op.generate_inputs(num_tokens=6, head_size=16)
+    for name, written in (("native", False), ("in_place", True)):
+        qkv = torch.randn(6, 96)
+        before = qkv.clone()
+        q, k, v = qkv.split(32, dim=-1)
+        expected = op(positions, q.clone(), k.clone(), 16, cache)
+        with op.set_priority([name]):
+            made = op(positions, q, k, 16, cache)
+            assert torch.equal(qkv, before) and torch.equal(made[0], expected[0])
+            op.maybe_inplace(positions, q, k, 16, cache)
+        after = torch.cat((*expected, v), dim=-1) if written else before
+        assert torch.equal(qkv, after)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0, 64), (0, 0, 64)])
+def test_b57_rows_may_be_missing_in_any_leading_dimension(shape: tuple[int, ...]) -> None:
+    """An idle rank and an expert without tokens."""
+    x, w = torch.empty(shape, dtype=torch.bfloat16), torch.ones(64)
+    assert ir.ops.rms_norm(x, w, 1e-6).shape == shape
+    assert [r.shape for r in ir.ops.fused_add_rms_norm(x, x, w, 1e-6)] == [shape, shape]
+    assert ir.ops.silu_and_mul(x).shape == ir.ops.gelu_and_mul_sparse(x, 1.0).shape == (*shape[:-1], 32)
+
+
+def test_b61_one_plus_weight_of_gemma_needs_float32() -> None:
+    """In bfloat16 the sum loses the weight: 1 + 0.003 is 1."""
+    x, w = torch.randn(4, 256, dtype=torch.bfloat16), torch.full((256,), 0.003, dtype=torch.bfloat16)
+    exact = norm64(x, 1 + w.double(), 1e-6)
+    wide = (ir.ops.rms_norm(x, 1 + w.float(), 1e-6).double() - exact).abs().max()
+    narrow = (ir.ops.rms_norm(x, 1 + w, 1e-6).double() - exact).abs().max()
+    assert wide < narrow
+    close(ir.ops.rms_norm(x, 1 + w.float(), 1e-6), exact, 1)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_float32_inputs_are_not_copied_to_be_widened(name: str) -> None:
+    """``.to`` the dtype that is there is free; nothing else than the arithmetic runs."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    args = ir.registry[name].generate_inputs()
+    with Log():
+        getattr(ir.native, name)(*args)
+    assert not any(word in call for call in seen for word in ("_to_copy", "clone", "copy_", "contiguous"))
+
+
+def test_inputs_are_generated_on_any_device_without_data() -> None:
+    """Meta included, in every dtype, at every size; a report needs no memory."""
+    for op in ir.registry.values():
+        for hidden in (1, 46, 769, 4096):
+            args = op.generate_inputs(num_tokens=2, hidden_size=hidden, dtype=torch.float16, device="meta")
+            result = op.fn(*args)
+            for made in result if isinstance(result, tuple) else (result,):
+                assert made.device.type == "meta" and made.dtype == torch.float16 and made.shape[0] == 2
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul", "gelu_and_mul_sparse", "rms_norm"])
+def test_definitions_without_the_property_do_not_claim_batch_invariance(name: str) -> None:
+    """Torch's kernels for a single row or a thread's last elements differ in the last bit."""
+    assert not ir.registry[name].impls["native"].batch_invariant

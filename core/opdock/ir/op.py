@@ -365,24 +365,8 @@ class IrOp(Tolerances, InputGenerator):
 
 
 _PUBLIC = (
-    "name",
-    "activations",
-    "activation_indices",
-    "allow_inplace",
-    "impls",
-    "torch_op",
-    "register_impl",
-    "register_fake",
-    "register_input_generator",
-    "generate_inputs",
-    "override_tolerance",
-    "get_tolerance",
-    "set_default",
-    "set_priority",
-    "get_priority",
-    "supported_providers",
-    "apply_arg_defaults",
-    "dispatch",
-    "explain",
-)
+    "name activations activation_indices allow_inplace impls torch_op register_impl register_fake "
+    "register_input_generator generate_inputs override_tolerance get_tolerance set_default set_priority get_priority "
+    "supported_providers apply_arg_defaults dispatch explain"
+).split()
 __all__ = ["NAMESPACE", "IrOp"]

@@ -34,7 +34,7 @@ def fused_add_rms_norm(
             f"fused_add_rms_norm: x {tuple(x.shape)} and x_residual {tuple(x_residual.shape)} differ.",
             remedy="give both the same shape.",
         )
-    total = widen(x) + x_residual  # the narrower operand is widened inside, without a copy
+    total = widen(x) + widen(x_residual)
     return normalise(total, weight, epsilon, variance_size, x.dtype, "fused_add_rms_norm"), total.to(x.dtype)
 
 

@@ -32,34 +32,30 @@ def rotary_embedding(
         position outside the cache.
     Source: Su et al. 2021, arXiv:2104.09864.
     """
-    rot_dim, tokens = cos_sin_cache.shape[-1], positions.shape[0]
-    if positions.dim() != 1 or rot_dim % 2 or not 0 < rot_dim <= head_size:
+    rot_dim, rows = cos_sin_cache.shape[-1], positions.shape
+    if len(rows) != 1 or rot_dim % 2 or not 0 < rot_dim <= head_size:
         raise _misfit(positions, query, key, head_size, rot_dim)
-    for x in (query, key):
-        whole = (x.dim() == 2 and not x.shape[-1] % head_size) or (x.dim() == 3 and x.shape[-1] == head_size)
-        if x.shape[0] != tokens or not whole:
+    for shape in (query.shape, key.shape):
+        whole = shape[-1] == head_size if len(shape) == 3 else len(shape) == 2 and not shape[-1] % head_size
+        if shape[0] != rows[0] or not whole:
             raise _misfit(positions, query, key, head_size, rot_dim)
     if positions.dtype not in (torch.int64, torch.int32):
         positions = positions.long()
-    # Rows of one token are few: widening them costs less than widening query and key would.
     cos, sin = widen(cos_sin_cache.index_select(0, positions)).unsqueeze(1).chunk(2, dim=-1)
     return _rotate(query, cos, sin, head_size, is_neox), _rotate(key, cos, sin, head_size, is_neox)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, head_size: int, is_neox: bool) -> Tensor:
-    heads = x if x.dim() == 3 else x.view(x.shape[0], x.shape[-1] // head_size, head_size)
-    rot_dim = 2 * cos.shape[-1]
-    rotated = heads if rot_dim == head_size else heads[..., :rot_dim]
+    shape, rot_dim = x.shape, 2 * cos.shape[-1]
+    heads = x if len(shape) == 3 else x.view(shape[0], shape[-1] // head_size, head_size)
+    # Widened once, as a whole: products of two dtypes convert every operand anew.
+    rotated = widen(heads if rot_dim == head_size else heads[..., :rot_dim])
     a, b = rotated.chunk(2, dim=-1) if is_neox else (rotated[..., ::2], rotated[..., 1::2])
     pair = a * cos - b * sin, b * cos + a * sin
-    if is_neox and rot_dim == head_size:
-        out = torch.cat(pair, dim=-1).to(x.dtype)
-    else:
-        turned = torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)
-        out = turned.to(x.dtype)
-        if rot_dim != head_size:
-            out = torch.cat((out, heads[..., rot_dim:]), dim=-1)
-    return out if x.dim() == 3 else out.flatten(-2)
+    out = (torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)).to(x.dtype)
+    if rot_dim != head_size:
+        out = torch.cat((out, heads[..., rot_dim:]), dim=-1)
+    return out if len(shape) == 3 else out.view(shape)
 
 
 def _misfit(positions: Tensor, query: Tensor, key: Tensor, head_size: int, rot_dim: int) -> ShapeError:
