@@ -221,3 +221,48 @@ def test_another_process_agrees(loose: Path) -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert keys == {implementation_key(importlib.import_module("t_prov").f, eval("lambda x: x"))}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Write a package whose provider imports a helper, which imports another."""
+    root = tmp_path / "keypkg"
+    root.mkdir()
+    (root / "__init__.py").write_text("")
+    (root / "deep.py").write_text("K = 1\n")
+    (root / "helper.py").write_text("from . import deep\ndef k(x):\n    return x * deep.K\n")
+    (root / "unrelated.py").write_text("A = 1\n")
+    (root / "prov.py").write_text(
+        "import torch\nfrom keypkg import helper\n"
+        "def p(x: torch.Tensor) -> torch.Tensor:\n    return helper.k(x[..., 1:])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield root
+    for name in [n for n in sys.modules if n.startswith("keypkg")]:
+        del sys.modules[name]
+
+
+def test_b39_helper_edit_changes_the_key_and_nothing_else_does(package: Path) -> None:
+    """Transitively within the package; an unrelated file and more registrations do not count."""
+    impl = ir.ops.silu_and_mul.register_impl("keyed")(importlib.import_module("keypkg.prov").p)
+    first = impl.uuid()
+    assert first == impl.uuid()
+    (package / "unrelated.py").write_text("A = 2\n")
+    ir.ops.gelu_and_mul.register_impl("more")(_gelu)
+    assert impl.uuid() == first
+    for name in ("helper.py", "deep.py", "prov.py"):
+        text = (package / name).read_text()
+        (package / name).write_text(text + "# an edit\n")
+        assert impl.uuid() != first, name
+        (package / name).write_text(text)
+        assert impl.uuid() == first, name
+
+
+def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return x
+
+
+def test_natives_have_keys_that_differ() -> None:
+    """Each op its own."""
+    keys = [op.impls["native"].uuid() for op in ir.registry.values()]
+    assert len(set(keys)) == len(keys)

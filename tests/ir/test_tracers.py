@@ -242,3 +242,20 @@ def test_importing_imports_no_dynamo(what: str) -> None:
     code = f"import sys; {what}; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == (["False", "False"] if what == "import opdock.ir" else ["True", "False"])
+
+
+@pytest.mark.parametrize("trace", [make_fx, dynamo, aot], ids=["make_fx", "dynamo", "aot"])
+@pytest.mark.parametrize("name", [n for n, o in ir.registry.items() if o.native.__module__.startswith("opdock.")])
+def test_each_op_of_the_host_is_one_node(name: str, trace: Any) -> None:
+    """With one result or two, both overloads."""
+    op = ir.registry[name]
+    args = op.generate_inputs()
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    for public in (op.fn, *([op.fn.maybe_inplace] if op.allow_inplace else [])):  # type: ignore[attr-defined]
+
+        def fn(*given: torch.Tensor, public: Any = public) -> Any:
+            rest = iter(given)
+            return public(*(next(rest) if isinstance(a, torch.Tensor) else a for a in args))
+
+        gm = trace(fn)(*tensors) if trace is make_fx else trace(fn, *tensors)
+        assert nodes(gm, public.torch_op) == 1

@@ -2,80 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opdock import ir
-
-OVERLOADS = ["default", "maybe_inplace"]
-
-
-def call(overload: str) -> Callable[..., Any]:
-    """Return the function of an overload of fused_add_rms_norm."""
-    op = ir.ops.fused_add_rms_norm
-    return op if overload == "default" else op.maybe_inplace
-
-
-def targets(graph: torch.fx.Graph) -> list[str]:
-    """Return the IR nodes of a graph."""
-    return [str(n.target) for n in graph.nodes if n.op == "call_function" and "opdock_ir" in str(n.target)]
-
-
-def with_dynamo(fn: Callable[..., Any], args: Any) -> list[str]:
-    """Return the IR nodes that Dynamo captures, without a graph break."""
-    torch._dynamo.reset()
-    found: list[str] = []
-
-    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        found.extend(targets(gm.graph))
-        return gm.forward
-
-    torch.compile(fn, backend=backend, fullgraph=True)(*args)
-    return found
-
-
-class Model(torch.nn.Module):
-    """Calls the op with a parameter as weight."""
-
-    def __init__(self, overload: str) -> None:
-        super().__init__()
-        self.overload = overload
-        self.weight = torch.nn.Parameter(torch.ones(64), requires_grad=False)
-
-    def forward(self, x: torch.Tensor, r: torch.Tensor) -> Any:
-        return call(self.overload)(x, r, self.weight, 1e-5)
-
-
-TRACERS: dict[str, Callable[[Callable[..., Any], Any, str], list[str]]] = {
-    "dynamo": lambda fn, args, o: with_dynamo(fn, args),
-    "dynamo module": lambda fn, args, o: with_dynamo(Model(o), args),
-    "make_fx real": lambda fn, args, o: targets(make_fx(fn)(*args).graph),
-    "make_fx fake": lambda fn, args, o: targets(make_fx(fn, tracing_mode="fake")(*args).graph),
-    "make_fx symbolic": lambda fn, args, o: targets(make_fx(fn, tracing_mode="symbolic")(*args).graph),
-    "make_fx pre_dispatch": lambda fn, args, o: targets(make_fx(fn, pre_dispatch=True)(*args).graph),
-    "symbolic_trace": lambda fn, args, o: targets(torch.fx.symbolic_trace(Model(o)).graph),
-    "export strict": lambda fn, args, o: targets(torch.export.export(Model(o), args, strict=True).graph),
-    "export": lambda fn, args, o: targets(torch.export.export(Model(o), args, strict=False).graph),
-}
-
-
-@pytest.mark.parametrize("tracer", TRACERS)
-@pytest.mark.parametrize("overload", OVERLOADS)
-def test_one_node_in_every_traced_graph(tracer: str, overload: str) -> None:
-    """Whatever traces, the op stays one node under its own name."""
-    x, r, _, eps = ir.ops.fused_add_rms_norm.generate_inputs()
-
-    def fn(x: torch.Tensor, r: torch.Tensor) -> Any:
-        return call(overload)(x, r, None, eps)
-
-    found = TRACERS[tracer](fn, (x, r), overload)
-    assert found == [f"opdock_ir.fused_add_rms_norm.{overload}"]
 
 
 def test_dispatch_modes_see_the_op_and_eager_code_does_not_pay_for_it() -> None:

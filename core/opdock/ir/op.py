@@ -364,7 +364,7 @@ class IrOp(Tolerances, InputGenerator):
             logger.info("Op %s falls to native for some arguments. %s", self.name, "; ".join(reasons))
 
 
-_PUBLIC = (
+_PUBLIC = (  # noqa: SIM905 - one name a line would be twenty lines
     "name activations activation_indices allow_inplace impls torch_op register_impl register_fake "
     "register_input_generator generate_inputs override_tolerance get_tolerance set_default set_priority get_priority "
     "supported_providers apply_arg_defaults dispatch explain"
