@@ -36,7 +36,8 @@ PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/setup.cfg"))
 PROMPT = "What is the capital of France?"
 
 MAX_FILE_LINES = 400
-MAX_HOST_LINES = 6000  # core/opdock without nn
+MAX_HOST_LINES = 6000
+NOT_THE_HOST = ("core/opdock/nn/", "core/opdock/testing/", "core/opdock/cli/")  # models, the kit, the commands
 
 
 def _install_once(session: nox.Session, *wanted: str, data: str | None = None) -> None:
@@ -105,12 +106,10 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def budget(session: nox.Session) -> None:
-    """Check the sizes: 400 lines for a file, 6,000 lines of code for the host without the model side."""
+    """Check the sizes: 400 lines for a file, 6,000 lines of code for what an engine loads of the host."""
     sizes = {path.relative_to(ROOT).as_posix(): _lines(path) for path in _sources()}
     host = sum(
-        _lines_of_code(ROOT / name)
-        for name in sizes
-        if name.startswith("core/") and not name.startswith("core/opdock/nn/")
+        _lines_of_code(ROOT / name) for name in sizes if name.startswith("core/") and not name.startswith(NOT_THE_HOST)
     )
     ranked = sorted(sizes.items(), key=lambda item: item[1])
     median = ranked[len(ranked) // 2][1]
