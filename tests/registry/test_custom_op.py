@@ -345,5 +345,6 @@ def test_two_configurations_may_share_their_parts(scale: type[Scale]) -> None:
     """A given part is not changed under the other configuration that holds it."""
     kernels, compilation = KernelConfig(), CompilationConfig()
     for _ in range(2):
-        with configure.set_current_config(OpdockConfig(compilation, kernels)):
-            scale()
+        with configure.set_current_config(OpdockConfig(compilation, kernels)) as config:
+            assert factor(scale()) == 3
+        assert config.kernel_config is not kernels and not kernels.ir_op_priority

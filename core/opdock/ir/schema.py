@@ -224,7 +224,7 @@ def check_activations(
     results = schema.rpartition("->")[2].strip(" ()").split(", ")
     if any(result != "Tensor" for result in results):
         raise RegistrationError(
-            "Inplace overload only supports Tensor outputs for now.", who=who, remedy="return tensors alone."
+            "Inplace overload only supports Tensor outputs.", who=who, remedy="return tensors alone."
         )
     if len(results) != len(activations):
         raise RegistrationError(
