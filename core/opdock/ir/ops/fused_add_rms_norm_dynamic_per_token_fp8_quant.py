@@ -1,0 +1,64 @@
+"""Residual addition and RMS normalisation, followed by quantisation with a scale for each row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opdock.ir.ops._fp8 import allow_one_step, tokens
+from opdock.ir.ops.dynamic_per_token_scaled_fp8_quant import dynamic_per_token_scaled_fp8_quant
+from opdock.ir.ops.fused_add_rms_norm import fused_add_rms_norm
+from opdock.ir.registering import register_op
+
+
+@register_op(activations=["x", "x_residual"])
+def fused_add_rms_norm_dynamic_per_token_fp8_quant(
+    x: Tensor,
+    x_residual: Tensor,
+    weight: Tensor | None,
+    epsilon: float,
+    scale_ub: Tensor | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Add the residual to x, normalise each row of the sum, and quantise it with a scale of its own.
+
+    y, residual = fused_add_rms_norm(x, x_residual, weight, epsilon);
+    q, scales = dynamic_per_token_scaled_fp8_quant(y, scale_ub, dtype)
+
+    Rounding points: those of the two, so the normalised row is rounded to x's dtype before its largest element is
+    taken, and fusing changes no bit. A kernel that does not round it is within tolerance.
+
+    Shapes: x, x_residual (..., hidden), hidden > 0; weight (hidden,) or None; scale_ub one element or None; returns
+        q like x, scales (..., 1), and the residual like x.
+    Dtypes: x, x_residual float16, bfloat16, float32, float64; weight any of them; scale_ub float32; returns dtype,
+        float32 and x's dtype.
+    Args: epsilon, added to the mean square, no unit, > 0; scale_ub, bound of the normalised row's largest element,
+        no unit, > 0; dtype, an 8-bit float.
+    Mutates: nothing.
+    Batch: not invariant; see rms_norm.
+    Raises: what the two raise, in their names: ShapeError if the shapes of x and x_residual or the hidden sizes
+        differ, hidden is 0 or scale_ub is not one number; DtypeError if scale_ub is not float32 or dtype is no
+        8-bit float.
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467; vLLM, csrc/quantization/fused_kernels.
+    """
+    y, residual = fused_add_rms_norm.op.native(x, x_residual, weight, epsilon)
+    q, scales = dynamic_per_token_scaled_fp8_quant.op.native(y, scale_ub, dtype)
+    return q, scales, residual
+
+
+@fused_add_rms_norm_dynamic_per_token_fp8_quant.register_input_generator
+def _inputs(
+    num_tokens: int = 8,
+    hidden_size: int = 64,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    epsilon: float = 1e-5,
+    fp8_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[Tensor, Tensor, Tensor, float, None, torch.dtype]:
+    x, weight = tokens(num_tokens, hidden_size, dtype, device), torch.randn(hidden_size, dtype=dtype, device=device)
+    return x, torch.randn_like(x), weight, epsilon, None, fp8_dtype
+
+
+allow_one_step(fused_add_rms_norm_dynamic_per_token_fp8_quant)
+# The scales, as for rms_norm_dynamic_per_token_fp8_quant; tolerances go by dtype, so it is the residual's in float32.
+fused_add_rms_norm_dynamic_per_token_fp8_quant.override_tolerance(torch.float32, atol=0.0, rtol=8e-3)
