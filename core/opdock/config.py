@@ -67,7 +67,7 @@ class SealedList(tuple[str, ...]):
 
     def append(self, *_: object, **__: object) -> NoReturn:
         """Refuse: see ``Sealed``."""
-        raise _in_use("custom_ops")
+        raise _in_use("The list of switches")
 
     extend = remove = insert = pop = clear = sort = reverse = append
     __iadd__ = __imul__ = __setitem__ = __delitem__ = append
@@ -82,6 +82,8 @@ class CompilationConfig(Sealed):
         backend: name of a torch.compile backend; "" asks the platform.
         custom_ops: directives, one each: at most one base mode ``all`` or ``none``, and ``+op`` or ``-op``
             where op is the registered op name.
+        fusions: directives likewise, for the fusions of compiled code: ``all`` (without a base mode too) or
+            ``none``, ``+name``, ``-name``.
 
     Raises: ConfigError for a directive that is not of that form or contradicts another.
     """
@@ -89,6 +91,7 @@ class CompilationConfig(Sealed):
     mode: CompilationMode | int | None = None
     backend: str = ""
     custom_ops: list[str] | SealedList = field(default_factory=list)
+    fusions: list[str] | SealedList = field(default_factory=list)
     enabled_custom_ops: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
     disabled_custom_ops: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
@@ -105,14 +108,8 @@ class CompilationConfig(Sealed):
         backend: object = self.backend
         if not isinstance(backend, str):
             raise ConfigError(f"backend={backend!r} is not the name of a torch.compile backend.")
-        given: object = self.custom_ops
-        if not isinstance(given, (list, tuple)) or not all(isinstance(op, str) for op in given):
-            raise ConfigError(
-                f"custom_ops={given!r} is not a list of strings.",
-                remedy='custom_ops=["all", "-rms_norm"].',
-            )
-        self.custom_ops = list(self.custom_ops)
-        check_custom_ops(self.custom_ops)
+        self.custom_ops = _switches("custom_ops", self.custom_ops, "-rms_norm")
+        self.fusions = _switches("fusions", self.fusions, "-add_rms_norm")
 
     @property
     def base_mode(self) -> str | None:
@@ -136,25 +133,41 @@ class CompilationConfig(Sealed):
     def seal(self) -> None:
         """Refuse every later change, of the list of directives too; again is a no-op."""
         if not self._sealed:
-            self.custom_ops = SealedList(self.custom_ops)
+            self.custom_ops, self.fusions = SealedList(self.custom_ops), SealedList(self.fusions)
         super().seal()
 
 
-def check_custom_ops(directives: Sequence[str]) -> None:
-    """Raise ConfigError unless the directives are well formed and free of contradictions."""
+def _switches(name: str, given: object, example: str) -> list[str]:
+    """Return a list of switches of its own; ConfigError if it is none, or contradicts itself."""
+    if not isinstance(given, list | tuple) or not all(isinstance(op, str) for op in given):
+        raise ConfigError(f"{name}={given!r} is not a list of strings.", remedy=f'{name}=["all", "{example}"].')
+    check_switches(given, name.removesuffix("s").replace("_", " "))
+    return list(given)
+
+
+def check_switches(directives: Sequence[str], kind: str = "custom op") -> None:
+    """Raise ConfigError unless the directives are well formed and free of contradictions.
+
+    Args:
+        directives: ``all`` or ``none``, ``+name``, ``-name``.
+        kind: of what they switch, for messages.
+    """
+    field_name = f"{kind.replace(' ', '_')}s"
     for op in directives:
         if op not in ("all", "none") and (len(op) < 2 or op[0] not in "+-"):
             raise ConfigError(
-                f"Invalid syntax '{op}' for custom op, must be 'all', 'none', '+op' or '-op' "
-                "(where 'op' is the registered op name)",
+                f"Invalid syntax '{op}' for {kind}, must be 'all', 'none', '+op' or '-op' "
+                f"(where 'op' is the {'registered op name' if kind == 'custom op' else 'name of a ' + kind})",
                 remedy='give one directive for each list item, for example ["none", "+rms_norm"].',
             )
     if sum(op in ("all", "none") for op in directives) > 1:
-        raise ConfigError("custom_ops can contain only one base mode: 'all' or 'none'", remedy="remove one of the two.")
+        raise ConfigError(
+            f"{field_name} can contain only one base mode: 'all' or 'none'", remedy="remove one of the two."
+        )
     both = sorted({op[1:] for op in directives if op[0] == "+"} & {op[1:] for op in directives if op[0] == "-"})
     if both:
         raise ConfigError(
-            f"custom_ops cannot both enable and disable the same operation(s): {', '.join(both)}. "
+            f"{field_name} cannot both enable and disable the same operation(s): {', '.join(both)}. "
             "Remove either the '+' or '-' directive",
             remedy=f"keep +{both[0]} or -{both[0]}.",
         )

@@ -5,6 +5,7 @@ Low in the import order on purpose: layers and ops ask here and need not import 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -58,6 +59,19 @@ def platform() -> Platform:
         return config.platform
     found: Platform = import_module(_RESOLVER).resolve()
     return found
+
+
+_fusions: list[str] = []
+
+
+def install_fusions(switches: Sequence[str]) -> None:
+    """Make these the switches of fusions for what is compiled from now on."""
+    _fusions[:] = switches
+
+
+def installed_fusions() -> list[str]:
+    """Return the switches of the fusions of compiled code; empty means all."""
+    return list(_fusions)
 
 
 _phases_done: set[str] = set()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from opdock.compile.fusion import Fusion
+    from opdock.compile.report import GraphReport
     from opdock.platforms.interface import Platform
     from opdock.platforms.selection import Selection
 
@@ -45,3 +47,13 @@ def platform_selected(platform: Platform, selection: Selection) -> None:
 @hookspec
 def provider_chosen(op: str, providers: tuple[str, ...]) -> None:
     """Observe that an order of providers was put in force for an IR op; never called while ops run."""
+
+
+@hookspec
+def compile_passes() -> list[Fusion] | None:
+    """Return fusions to try in compiled code before the host's own; asked whenever a graph is compiled."""
+
+
+@hookspec
+def graph_lowered(report: GraphReport) -> None:
+    """Observe what the passes did to a graph; called once for each that is compiled and not found in a cache."""

@@ -143,6 +143,12 @@ class IrOp(Tolerances, InputGenerator):
                 else:
                     names["_plan"] = names["_scoped"] if self._scopes.count else getattr(self.default, kind)
 
+    def watch(self, other: IrOp) -> None:
+        """Let code that was compiled with this op follow the priority of ``other`` too, which it may become there."""
+        for public in (self.fn, getattr(self.fn, "maybe_inplace", None)):
+            if public is not None and other.head not in public.__globals__["_heads"]:
+                public.__globals__["_heads"] += (other.head,)
+
     def close(self) -> None:
         """Take the op out of torch, and its providers out of the journal."""
         self._providers.close()

@@ -4,7 +4,8 @@ The public function is plain Python with the native signature, so that keywords 
 
     def rms_norm(x, weight, epsilon, variance_size=None):
         if _dynamo():                  # a constant for Dynamo
-            if _head.scoped.key is None: pass      # guards the compiled code on the priority in force
+            for head in _heads:        # guards the compiled code on the priorities in force
+                if head.scoped.key is None: pass
             return _op(x, weight, epsilon, variance_size)
         if type(x) is Tensor and not _modes() and not _overridden(x, weight) and _functorch() is None:
             return _plan(x, weight, epsilon, variance_size)
@@ -105,14 +106,15 @@ def public_function(layout: Layout, tensors: Mapping[str, bool], overload: objec
         [
             f"def {layout.name}({layout.head}):",
             "    if _dynamo():",
-            "        if _head.scoped.key is None: pass",  # it has to be used, or no guard is installed
+            "        for _od_head in _heads:",
+            "            if _od_head.scoped.key is None: pass",  # it has to be used, or no guard is installed
             f"        return _op({args})",
             f"    if {direct}not _modes() and not _overridden({looked_at}) and _functorch() is None:",
             f"        return _plan({args})",
             f"    return _slow({args})",
         ],
         layout.name,
-        {**_TESTS, **layout.defaults, "_op": overload, "_head": head, "_slow": slow},
+        {**_TESTS, **layout.defaults, "_op": overload, "_heads": (head,), "_slow": slow},
     )
 
 

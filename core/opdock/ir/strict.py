@@ -49,7 +49,7 @@ def probe_predicate(impl: IrOpImpl) -> None:
         fake = [_fake(mode, a, b, f"arg{i}") for i, (a, b) in enumerate(zip(args, longer, strict=True))]
         before = len(shapes.guards)
         try:
-            with mode, _NoAddress():
+            with mode, NoAddress():
                 is_yes(impl.predicate(*fake))  # its truth is what guards the compiled code
         except Exception as err:
             raise _unfit(impl, err) from err
@@ -64,21 +64,21 @@ def probe_predicate(impl: IrOpImpl) -> None:
             )
 
 
-class _AddressError(RuntimeError):
+class AddressError(RuntimeError):
     """A predicate asked for the address of a fake tensor."""
 
 
-class _NoAddress(torch.overrides.TorchFunctionMode):
+class NoAddress(torch.overrides.TorchFunctionMode):
     """Refuses ``data_ptr``: it is 0 on a fake tensor, so every alignment test would say yes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("data_ptr", "untyped_storage", "storage"):
-            raise _AddressError(f"{func.__name__}: a fake tensor has no memory, its address reads 0")
+            raise AddressError(f"{func.__name__}: a fake tensor has no memory, its address reads 0")
         return func(*args, **(kwargs or {}))
 
 
 def _unfit(impl: IrOpImpl, err: Exception) -> RegistrationError:
-    what = "reads an address" if isinstance(err, _AddressError) else "reads data, or fails,"
+    what = "reads an address" if isinstance(err, AddressError) else "reads data, or fails,"
     return RegistrationError(
         f"supports_args of provider {impl.provider} {what} on fake tensors.",
         who=f"op {impl.op.name!r}, provider {impl.provider!r}  {impl.where()}",

@@ -71,6 +71,8 @@ def _prepare(config: OpdockConfig, platform: Platform) -> None:
         cc.mode = CompilationMode.NONE
     if not cc.backend:
         cc.backend = platform.get_compile_backend()
+        if cc.mode is CompilationMode.OPDOCK_COMPILE and cc.backend == "inductor":
+            cc.backend = "opdock"  # Inductor behind the host's passes
     if cc.base_mode is None:
         cc.custom_ops = [*cc.custom_ops, "none" if cc.uses_inductor else "all"]
     config.platform = platform
@@ -142,7 +144,8 @@ def _both_ways(priorities: dict[str, list[str]]) -> list[str]:
 
 
 def install_priorities(config: OpdockConfig) -> None:
-    """Make the priorities in ``config`` the process's defaults, and tell the observers."""
+    """Make the priorities and fusions in ``config`` the process's defaults, and tell the observers."""
+    context.install_fusions(config.compilation_config.fusions)
     manager = current.hook_manager()
     for name in config.kernel_config.ir_op_priority:
         ir.registry[name].set_default(config.kernel_config.ir_op_priority[name])

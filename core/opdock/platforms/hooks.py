@@ -44,6 +44,11 @@ class PlatformAdapter:
         """See ``Platform.register_oot``."""
         self.platform.register_oot()
 
+    @hookspecs.hookimpl
+    def compile_passes(self) -> list[Any]:
+        """See ``Platform.compile_passes``."""
+        return self.platform.compile_passes()
+
 
 def owner_of(candidate: metadata.Candidate) -> journal.Owner:
     """Return the candidate as an owner of registrations."""

@@ -18,6 +18,7 @@ from opdock.platforms.enums import CpuArchEnum, DeviceCapability, PlatformEnum
 if TYPE_CHECKING:
     import torch
 
+    from opdock.compile.fusion import Fusion
     from opdock.config import OpdockConfig
 
 __all__ = ["API_VERSION", "CpuArchEnum", "DeviceCapability", "Platform", "PlatformEnum"]
@@ -161,6 +162,11 @@ class Platform(EngineHooks):
     def get_default_ir_op_priority(cls, config: OpdockConfig) -> IrOpPriorityConfig:
         """Return the order of providers for each IR op under ``config``."""
         return IrOpPriorityConfig.with_default([NATIVE])
+
+    @classmethod
+    def compile_passes(cls) -> list[Fusion]:
+        """Return fusions to try in compiled code before the host's own."""
+        return []
 
     # -- configuration: called by ``opdock.set_current_config``; may be called again
 

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opdock.config import CompilationConfig, check_custom_ops
+from opdock.config import CompilationConfig, check_switches
 from opdock.errors import ConfigError
 from opdock.registry import tables
 
@@ -69,7 +69,7 @@ def is_switched_off(name: str | None, config: CompilationConfig) -> bool:
 
 def is_enabled(cls: type, config: CompilationConfig) -> bool:
     """Return whether instances of the CustomOp ``cls`` bind their platform's method."""
-    check_custom_ops(config.custom_ops)
+    check_switches(config.custom_ops)
     name = getattr(cls, "name", None)
     if name is None:
         _warn_unregistered(cls)

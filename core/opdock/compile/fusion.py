@@ -1,0 +1,280 @@
+"""Fusion: patterns over calls of IR ops that become calls of other IR ops, before any is lowered."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from opdock import ir
+from opdock.compile import fakes
+from opdock.compile.aliases import Aliases
+from opdock.compile.lowering import MADE_BY
+from opdock.compile.nodes import Call, find_call, value_of
+from opdock.compile.report import GraphReport
+
+_ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack")
+Bound = dict[fx.Node, Any]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """One pattern and what takes its place.
+
+    ``pattern`` and ``replacement`` are functions of the same parameters that return the same results, written with IR
+    ops and torch ops; a parameter stands for any value. A call of ``maybe_inplace`` matches like one of the op.
+
+    Args:
+        name: for switches and reports.
+        pattern: what is looked for. The last thing that it computes must depend on all the rest.
+        replacement: what takes its place: calls of IR ops.
+        applies: given the fake values by parameter name, returns True, or a string that says why not.
+    """
+
+    name: str
+    pattern: Callable[..., Any]
+    replacement: Callable[..., Any]
+    applies: Callable[[Mapping[str, Any]], bool | str] = lambda _: True
+
+    @cached_property
+    def pattern_graph(self) -> fx.Graph:
+        """The pattern, traced."""
+        return _traced(self.pattern)
+
+    @cached_property
+    def replacement_graph(self) -> fx.Graph:
+        """The replacement, traced."""
+        return _traced(self.replacement)
+
+    @property
+    def parts(self) -> list[ir.IrOp]:
+        """The IR ops that the pattern has."""
+        return _ops_in(self.pattern_graph)
+
+    @property
+    def products(self) -> list[ir.IrOp]:
+        """The IR ops that the replacement has."""
+        return _ops_in(self.replacement_graph)
+
+
+def _traced(fn: Callable[..., Any]) -> fx.Graph:
+    graph = fx.symbolic_trace(fn).graph
+    graph.eliminate_dead_code()
+    return graph
+
+
+def _ops_in(graph: fx.Graph) -> list[ir.IrOp]:
+    return [call.op for node in graph.nodes if (call := find_call(node)) is not None]
+
+
+def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> None:
+    """Apply each fusion wherever its pattern is, in order.
+
+    A fusion stays out where it would put the native definition in the place of a provider, where values inside the
+    pattern are used elsewhere, and where something between its parts is written.
+
+    Args:
+        graph: fake values in ``meta["val"]``; it is changed.
+        fusions: in the order in which they are tried.
+        report: is told what was applied, and why not.
+    """
+    for fusion in fusions:
+        if not fusion.parts:
+            continue
+        anchor = [n for n in fusion.pattern_graph.nodes if n.op == "call_function"][-1]
+        for node in [n for n in graph.nodes if _same_op(anchor, n)][::-1]:
+            bound: Bound = {}
+            if not _match(anchor, node, bound):
+                continue
+            _match_other_results(fusion, bound)
+            reason = _unfit(fusion, bound) or _order_forbids(graph, bound)
+            values = {} if reason else _run(fusion.replacement_graph, _given(bound))
+            reason = reason or _serves_less(fusion, bound, values)
+            if reason:
+                report.declined[fusion.name] = reason
+            else:
+                _apply(fusion, graph, bound, values)
+                report.fused[fusion.name] = report.fused.get(fusion.name, 0) + 1
+
+
+# -- matching
+
+
+def _same_op(pattern: fx.Node, node: Any) -> bool:
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return False
+    if pattern.target is node.target:
+        return True
+    mine, theirs = find_call(pattern), find_call(node)
+    return mine is not None and theirs is not None and mine.op is theirs.op
+
+
+def _match(pattern: Any, node: Any, bound: Bound) -> bool:
+    """Bind ``pattern`` and what it depends on to ``node`` and what that depends on; False if they differ."""
+    if not isinstance(pattern, fx.Node):
+        if isinstance(pattern, tuple | list):
+            same_length = isinstance(node, tuple | list) and len(node) == len(pattern)
+            return same_length and all(_match(p, n, bound) for p, n in zip(pattern, node, strict=True))
+        return type(pattern) is type(node) and bool(pattern == node)
+    if pattern in bound:
+        return bound[pattern] is node or (not isinstance(node, fx.Node) and bound[pattern] == node)
+    if pattern.op == "placeholder":
+        bound[pattern] = node
+        return True
+    if not _same_op(pattern, node):
+        return False
+    bound[pattern] = node
+    mine, theirs = _arguments(pattern), _arguments(node)
+    return len(mine) == len(theirs) and all(_match(p, n, bound) for p, n in zip(mine, theirs, strict=True))
+
+
+def _arguments(node: fx.Node) -> list[Any]:
+    """Return all arguments in the order of the schema, so that calls that say the same look the same."""
+    call = find_call(node)
+    if call is not None:
+        return list(call.arguments.values())
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return [*node.args, *node.kwargs.values()]
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    return [given.get(a.name, a.default_value) for a in schema.arguments]
+
+
+def _match_other_results(fusion: Fusion, bound: Bound) -> None:
+    """Bind the results that the anchor does not depend on, where the graph uses them: items of a tuple."""
+    for pattern in fusion.pattern_graph.nodes:
+        if pattern.op == "call_function" and pattern not in bound and pattern.target is operator.getitem:
+            source = bound.get(pattern.args[0])
+            users = source.users if isinstance(source, fx.Node) else ()
+            found = next((u for u in users if u.target is operator.getitem and u.args[1] == pattern.args[1]), None)
+            if found is not None:
+                bound[pattern] = found
+
+
+# -- deciding
+
+
+def _unfit(fusion: Fusion, bound: Bound) -> str:
+    """Return why these values cannot be fused, "" if they can."""
+    matched = _matched(bound)
+    results = {n for n in _results_of(fusion.pattern_graph) if isinstance(n, fx.Node)}
+    for pattern, node in bound.items():
+        if pattern.op == "call_function" and pattern not in results and set(node.users) - matched:
+            return f"{node.name} is used elsewhere too"
+    said = fusion.applies(_given(bound))
+    return "" if said is True else said or "its check says no"
+
+
+def _given(bound: Bound) -> dict[str, Any]:
+    """Return the fake values by the parameters' names."""
+    return {p.name: fx.map_arg(v, value_of) for p, v in bound.items() if p.op == "placeholder"}
+
+
+def _matched(bound: Bound) -> set[fx.Node]:
+    return {n for p, n in bound.items() if p.op == "call_function"}
+
+
+def _results_of(graph: fx.Graph) -> list[Any]:
+    (results,) = next(reversed(graph.nodes)).args
+    return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def _serves_less(fusion: Fusion, bound: Bound, values: Mapping[fx.Node, Any]) -> str:
+    """Return a reason if a provider would make way for the native definition."""
+    for node in fusion.replacement_graph.nodes:
+        call = find_call(node)
+        if call is not None and not call.op.explain(*_filled(call, values)).winner.is_native:
+            return ""
+    for node in _matched(bound):
+        call = find_call(node)
+        if call is not None:
+            winner = call.op.explain(*(fx.map_arg(a, value_of) for a in call.arguments.values())).winner
+            if not winner.is_native:
+                return f"{winner.provider} serves {call.op.name}, and only native the fused op"
+    return ""
+
+
+def _filled(call: Call, values: Mapping[fx.Node, Any]) -> list[Any]:
+    return [fx.map_arg(a, lambda n: values[n]) for a in call.arguments.values()]
+
+
+def _run(replacement: fx.Graph, given: Mapping[str, Any]) -> dict[fx.Node, Any]:
+    """Return the fake value of every node of the replacement, for the values of its parameters."""
+    values: dict[fx.Node, Any] = {}
+    with fakes.mode_of(given.values()) or nullcontext():
+        for node in replacement.nodes:
+            if node.op == "placeholder":
+                values[node] = given.get(node.name)
+            elif node.op == "call_function":
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+    return values
+
+
+def _order_forbids(graph: fx.Graph, bound: Bound) -> str:
+    """Return a reason if the parts cannot run as one: something is written in between, or a result is needed before."""
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    matched = sorted(_matched(bound), key=order.__getitem__)
+    first, last = order[matched[0]], order[matched[-1]]
+    inputs = [n for p, n in bound.items() if p.op == "placeholder" and isinstance(n, fx.Node)]
+    between = list(graph.nodes)[first : last + 1]
+    if any(map(_may_write, between)):
+        aliases = Aliases(graph)
+        watched = aliases.of([*inputs, *matched])
+        if any(aliases.of(aliases.writes.get(n, ())) & watched for n in between):
+            return "something that it uses is written in between"
+    if max((order[n] for n in inputs), default=-1) < first:
+        return ""
+    early = (u for n in matched for u in n.users if u not in matched and order[u] < last)
+    user = next(early, None)
+    return f"{user.name} needs a result before the last part has run" if user is not None else ""
+
+
+def _may_write(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or bool(schema.is_mutable)
+
+
+# -- applying
+
+
+def _apply(fusion: Fusion, graph: fx.Graph, bound: Bound, values: Mapping[fx.Node, Any]) -> None:
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    matched = sorted(_matched(bound), key=order.__getitem__)
+    inputs = [n for p, n in bound.items() if p.op == "placeholder" and isinstance(n, fx.Node)]
+    early = max((order[n] for n in inputs), default=-1) < order[matched[0]]
+    donated = {a for n in matched if (call := find_call(n)) is not None and call.donates for a in call.activations}
+    by_name = {p.name: v for p, v in bound.items() if p.op == "placeholder"}
+    env: dict[fx.Node, Any] = {n: by_name[n.name] for n in fusion.replacement_graph.nodes if n.name in by_name}
+    with graph.inserting_before(matched[0] if early else matched[-1]):
+        for each in fusion.replacement_graph.nodes:
+            if each.op == "call_function":
+                args, kwargs = fx.map_arg((each.args, each.kwargs), env.__getitem__)
+                called = find_call(each)
+                name = called.op.name if called else None
+                env[each] = made = graph.create_node("call_function", each.target, args, kwargs, name=name)
+                made.meta = {k: matched[-1].meta[k] for k in _ORIGIN if k in matched[-1].meta}
+                made.meta |= {"val": values[each], MADE_BY: fusion.name}
+                _donate(made, donated)
+    for pattern, result in zip(
+        _results_of(fusion.pattern_graph), _results_of(fusion.replacement_graph), strict=True
+    ):
+        if pattern in bound:
+            bound[pattern].replace_all_uses_with(env[result])
+    for node in reversed(matched):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _donate(made: fx.Node, donated: set[fx.Node]) -> None:
+    """Give away what the parts gave away."""
+    call = find_call(made)
+    if call is not None and call.op.torch_ops.maybe_inplace is not None and {*call.activations} <= donated:
+        made.target = call.op.torch_ops.maybe_inplace
