@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 Bases = dict[int, torch.Tensor]
 """For each storage of a traced body, a tensor on the meta device in the storage that takes its place."""
@@ -18,8 +18,7 @@ def mode_of(values: Any) -> FakeTensorMode | None:
 
 def base_of(value: FakeTensor) -> torch.Tensor:
     """Return a tensor on the meta device in the storage of ``value``."""
-    with in_kernel_invocation_manager(value.fake_mode):
-        return torch.as_strided(value, (1,), (1,), 0)
+    return _in_storage(value.untyped_storage(), value.dtype)
 
 
 def like(value: Any, bases: Bases) -> Any:
@@ -32,7 +31,8 @@ def like(value: Any, bases: Bases) -> Any:
     base = bases.get(storage._cdata)
     if base is None:
         count = storage.nbytes() // value.itemsize
-        base = bases[storage._cdata] = torch.empty((count,), dtype=value.dtype, device="meta")
+        with unset_fake_temporarily():
+            base = bases[storage._cdata] = torch.empty((count,), dtype=value.dtype, device="meta")
     return _on(base, value)
 
 
@@ -47,11 +47,12 @@ def moved(value: Any, storage: int | None, target: FakeTensor) -> Any:
 
 def _on(base: torch.Tensor, value: FakeTensor) -> FakeTensor:
     if base.dtype != value.dtype:
-        base = base.view(value.dtype) if base.itemsize == value.itemsize else _retyped(base, value.dtype)
-    inner = torch.as_strided(base, value.size(), value.stride(), value.storage_offset())
+        base = _in_storage(base.untyped_storage(), value.dtype)
+    with unset_fake_temporarily():
+        inner = torch.as_strided(base, value.size(), value.stride(), value.storage_offset())
     return FakeTensor(value.fake_mode, inner, value.device)
 
 
-def _retyped(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of another width in the same storage."""
-    return torch.empty(0, dtype=dtype, device="meta").set_(base.untyped_storage(), 0, (1,), (1,))
+def _in_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
+    with unset_fake_temporarily():
+        return torch.empty(0, dtype=dtype, device="meta").set_(storage, 0, (1,), (1,))  # type: ignore[call-overload]

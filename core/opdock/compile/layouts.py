@@ -61,7 +61,7 @@ def disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     if a.itemsize != b.itemsize:
         return False
-    return any(_in_other_columns(a, b, n) for n in {*a.stride(), *b.stride()} if isinstance(n, int) and n > 1)
+    return any(_in_other_columns(a, b, n) for n in (*a.stride(), *b.stride()) if isinstance(n, int) and n > 1)
 
 
 def _span(value: torch.Tensor) -> tuple[int, int] | None:

@@ -36,12 +36,12 @@ class KVCache:
         device: torch.device | str | None = None,
     ) -> None:
         """Allocate, uninitialised."""
-        shape = (num_layers, batch, num_kv_heads, max_len, head_size)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        shape = (batch, num_kv_heads, max_len, head_size)
         self.batch, self.max_len, self.length = batch, max_len, 0
+        # Memory of its own for each: compiled code that writes views of one tensor writes the whole of it anew.
         self.layers: Sequence[LayerCache] = tuple(
-            LayerCache(self, self.keys[i], self.values[i]) for i in range(num_layers)
+            LayerCache(self, *(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
+            for _ in range(num_layers)
         )
 
     def advance(self, count: int) -> None:
@@ -59,12 +59,12 @@ class KVCache:
 
 
 class LayerCache:
-    """One layer's part of a KVCache: views, no memory of its own."""
+    """One layer's part of a KVCache."""
 
     __slots__ = ("_cache", "_keys", "_values")
 
     def __init__(self, cache: KVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep the views, (batch, num_kv_heads, max_len, head_size)."""
+        """Keep the tensors, (batch, num_kv_heads, max_len, head_size)."""
         self._cache, self._keys, self._values = cache, keys, values
 
     @property
