@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fuzz.oracle import Run, compare, run_compiled, run_definitions, wrong_fakes
-from fuzz.program import Program
+from fuzz.program import Program, val
 from opdock.errors import OpdockError
 
 if TYPE_CHECKING:
@@ -86,17 +87,24 @@ def _judge(program: Program, module: fx.GraphModule, wanted: list[tuple[Run, lis
     if left:
         return f"not lowered: {left}"
     for salt, (want, free) in zip(SALTS, wanted, strict=True):
-        inputs = program.tensors(salt)
-        constants = {name: t.clone() for name, t in module.named_buffers()}
-        wrong = compare(want, run_compiled(module, inputs), free, donated=donated)
+        with _constants_kept(module):
+            wrong = compare(want, run_compiled(module, program.tensors(salt)), free, donated=donated)
         if wrong:
             return wrong
-        for name, t in module.named_buffers():
-            t.copy_(constants[name])  # a program may write its own constants
-    if not wrong_fakes(program.module(), program.tensors()):
+    if wrong_fakes(program.module(), program.tensors()):  # torch itself is not exact everywhere
+        return ""
+    with _constants_kept(module):
         fakes = wrong_fakes(module, program.tensors())
-        return f"fake values: {fakes}" if fakes else ""
-    return ""
+    return f"fake values: {fakes}" if fakes else ""
+
+
+@contextlib.contextmanager
+def _constants_kept(module: fx.GraphModule) -> Iterator[None]:
+    """Give a module back the constants that a program writes."""
+    kept = {name: t.clone() for name, t in module.named_buffers()}
+    yield
+    for name, t in module.named_buffers():
+        t.copy_(kept[name])
 
 
 def _after_inductor(program: Program, module: fx.GraphModule, wanted: list[tuple[Run, list[int]]]) -> str:
@@ -119,9 +127,12 @@ def _verdict(run: Callable[[], Run], wanted: tuple[Run, list[int]]) -> str:
 def _reinplaced(module: fx.GraphModule) -> fx.GraphModule:
     from torch._inductor.fx_passes import post_grad, reinplace
     from torch._inductor.fx_utils import FakeTensorUpdater
+    from torch._inductor.virtualized import V
 
+    mode = next(val(n).fake_mode for n in module.graph.nodes if n.op == "placeholder")
     made: Any = reinplace.reinplace_inplaceable_ops
-    made(FakeTensorUpdater(module), module.graph)
-    post_grad.decompose_auto_functionalized(module.graph)
+    with V.set_fake_mode(mode):
+        made(FakeTensorUpdater(module), module.graph)
+        post_grad.decompose_auto_functionalized(module.graph)
     module.recompile()
     return module

@@ -38,8 +38,9 @@ def _halves(b: Builder, x: Any, dim: int) -> None:
 
 
 def _split(b: Builder, x: Any) -> None:
-    size, dim = (val(x).shape[0], 0) if b.chance(0.5) or not val(x).dim() else (val(x).shape[-1], -1)
-    if val(x).dim() and size % 2 == 0:
+    dim = b.random.choice([0, -1])
+    size = val(x).shape[dim] if val(x).dim() else 1
+    if size % 2 == 0:
         parts = b.call(aten.split.Tensor, x, size // 2, dim, add=False)
         b.unpack(parts, b.random.sample([0, 1], b.random.randint(1, 2)))
 
@@ -140,6 +141,37 @@ def write_back(b: Builder) -> None:
     b.call(b.random.choice([aten.copy_.default, aten.copy_.default, aten.add_.Tensor]), c, s)
 
 
+def both_sides(b: Builder) -> None:
+    """Clone a value, then write, overwrite and read the two sides and parts of them in turns."""
+    source = b.pick_target()
+    clone_of = b.call(aten.clone.default, source) if source is not None else None
+    if source is None or clone_of is None:
+        return
+    for _ in range(b.random.randint(2, 5)):
+        x: Any = b.random.choice([source, clone_of])
+        if b.chance(0.25) and val(x).dim():
+            _halves(b, x, 0)
+            x = b.values[-1]
+        y: Any = b.pick(tuple(val(x).shape))
+        other = clone_of if x is source else source
+        kind = b.random.randrange(8)
+        if kind == 7 and b.hops and val(x).dim() and val(x).shape == val(other).shape:
+            b.unpack(b.call(functionalized, kernels.mix, x=x, y=other, add=False), [1])
+        elif kind == 0:
+            b.call(aten.add_.Tensor, x, y)
+            b.call(aten.clamp_.default, x, -8, 8)
+        elif kind == 1:
+            b.call(aten.mul_.Tensor, x, 0.5)
+        elif kind == 2:
+            b.call(aten.copy_.default, x, y)
+        elif kind == 3:
+            b.call(aten.fill_.Scalar, x, b.random.choice([1.5, -2.0]))
+        elif kind == 4 and val(x).shape == val(other).shape:
+            b.call(aten.copy_.default, other, x)
+        else:
+            b.call(b.random.choice([aten.neg.default, aten.relu.default]), x)
+
+
 def higher_order(b: Builder) -> None:
     """Call a kernel that was made functional: it works on copies until Inductor decides otherwise."""
     x: Any = b.pick(where=lambda v: v.dim() > 0)
@@ -162,6 +194,7 @@ STEPS: tuple[tuple[float, Callable[[Builder], object]], ...] = (
     (0.12, functional),
     (0.22, write),
     (0.02, write_back),
+    (0.06, both_sides),
     (0.05, higher_order),
 )
 
