@@ -319,11 +319,14 @@ def test_float32_inputs_are_not_copied_to_be_widened(name: str) -> None:
 def test_inputs_are_generated_on_any_device_without_data() -> None:
     """Meta included, in every dtype, at every size; a report needs no memory."""
     for op in ir.registry.values():
+        if not op.has_input_generator:  # a collective needs a group
+            continue
         for hidden in (1, 46, 769, 4096):
             args = op.generate_inputs(num_tokens=2, hidden_size=hidden, dtype=torch.float16, device="meta")
             result = op.fn(*args)
             for made in result if isinstance(result, tuple) else (result,):
-                assert made.device.type == "meta" and made.dtype == torch.float16 and made.shape[0] == 2
+                assert made.device.type == "meta" and made.shape[0] == 2
+                assert made.dtype == torch.float16 or "fp8_quant" in op.name
 
 
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul", "gelu_and_mul_sparse", "rms_norm"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from opdock.cli import options
 
 if TYPE_CHECKING:
+    from opdock.compile import GraphReport, NodeChoice
+    from opdock.config import OpdockConfig
     from opdock.explain import ClassRow, Report
 
 
@@ -16,6 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("op", nargs="?", metavar="OP", help="an op class or IR op; all without it")
     parser.add_argument("--shape", metavar="TOKENSxHIDDEN", help="of the activation, for example 1x4096")
     parser.add_argument("--dtype", metavar="DTYPE", help="of the activation; the platform's first without it")
+    parser.add_argument("--compiled", metavar="MODEL", help="what compiled mode does with a model, weights not needed")
+    parser.add_argument("--tokens", type=int, default=16, metavar="N", help="length of its sequence, for --compiled (16)")
     options.add_json(parser)
     options.add_config(parser)
 
@@ -23,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the report."""
     config = options.config_of(args)
+    if args.compiled is not None:
+        return _run_compiled(args, config)
     shape, dtype = options.shape_of(args.shape), options.dtype_of(args.dtype)
     import opdock.nn.attention
     import opdock.nn.layers  # noqa: F401 - both register the op classes
@@ -35,6 +42,54 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(report)
     return 0
+
+
+def _run_compiled(args: argparse.Namespace, config: OpdockConfig) -> int:
+    from opdock import set_current_config
+    from opdock.cli import render
+    from opdock.config import CompilationMode
+    from opdock.errors import ConfigError
+    from opdock.nn.compiled import explain_compiled
+
+    if args.op is not None or args.shape is not None:
+        raise ConfigError(
+            "--compiled is about a whole model.", why="An op or a shape was given too.", remedy="leave them out."
+        )
+    if args.tokens < 1:
+        raise ConfigError(f"--tokens {args.tokens} is not possible.", remedy="use a number from 1.")
+    if not config.compilation_config.compiles:
+        config.compilation_config.mode = CompilationMode.OPDOCK_COMPILE
+    with set_current_config(config):
+        report = explain_compiled(args.compiled, num_tokens=args.tokens, dtype=args.dtype)
+    if args.json:
+        render.as_json(report.to_dict())
+    else:
+        print_compiled(report, ", ".join(config.compilation_config.custom_ops))
+    return 0
+
+
+def print_compiled(report: GraphReport, switches: str) -> None:
+    """Print what the passes did."""
+    from opdock.cli import render
+
+    render.line(f"Switches of op classes: {switches}")
+    kinds = Counter(
+        (c.op, c.provider, c.made_by, next(v.reason for v in c.verdicts if v.chosen), _losers(c)) for c in report.choices
+    )
+    rows = [(op, provider, n, made_by, reason, losers) for (op, provider, made_by, reason, losers), n in kinds.items()]
+    render.table(("IR op", "provider", "calls", "made by", "because", "not"), rows, title="Lowered")
+    fusions = [(name, n, "") for name, n in report.fused.items()]
+    fusions += [(name, 0, why) for name, why in report.declined.items() if name not in report.fused]
+    if fusions:
+        render.table(("fusion", "applied", "last one left out because"), fusions, title="Fusions")
+    render.line(
+        f"{len(report.choices)} calls of {report.bodies} kinds; {report.clones_removed} clones removed, "
+        f"{report.clones_left} left"
+    )
+
+
+def _losers(choice: NodeChoice) -> str:
+    return "; ".join(f"{v.provider}: {v.reason}" for v in choice.verdicts if not v.chosen)
 
 
 def _print(report: Report) -> None:

@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load, generate, report. Everything that can be refused is refused before the weights are read."""
     config = options.config_of(args)
-    _refuse_compiling(config)
     import torch
 
     import opdock
@@ -79,17 +78,6 @@ def run(args: argparse.Namespace) -> int:
 def _import_layers() -> None:
     import opdock.nn.attention
     import opdock.nn.layers  # noqa: F401 - both register op classes
-
-
-def _refuse_compiling(config: OpdockConfig) -> None:
-    from opdock.errors import ConfigError
-
-    if config.compilation_config.compiles:
-        raise ConfigError(
-            "opdock generate runs models eagerly.",
-            why=f"mode={config.compilation_config.mode!r} was given.",
-            remedy='leave "mode" out, or set it to 0.',
-        )
 
 
 def _refuse_unknown_switches(config: OpdockConfig) -> None:
@@ -125,7 +113,8 @@ def _generate(args: argparse.Namespace, sampling: Any) -> tuple[dict[str, Any], 
     stop = loaded.config.eos_token_ids
     made = generation.generate(loaded.model, tokens, sampling, max_tokens=args.max_tokens, stop_tokens=stop)
     text: list[str] = []
-    with report.recording(loaded.model) as recording:
+    compiles = context.get_current_config().compilation_config.compiles
+    with report.recording_compiled() if compiles else report.recording(loaded.model) as recording:
         start = time.perf_counter()
         interrupted = _stream(loaded, made, text.append, quiet=args.json)
         seconds = time.perf_counter() - start

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opdock.compile.backend import observing, opdock
     from opdock.compile.fusion import Fusion
+    from opdock.compile.model import compile_model
     from opdock.compile.nodes import DonationError, LoweringError
     from opdock.compile.report import GraphReport, NodeChoice
 
@@ -20,11 +21,12 @@ _HOMES = {
     "GraphReport": "report",
     "LoweringError": "nodes",
     "NodeChoice": "report",
+    "compile_model": "model",
     "observing": "backend",
     "opdock": "backend",
 }
 
-__all__ = ["DonationError", "Fusion", "GraphReport", "LoweringError", "NodeChoice", "observing", "opdock"]
+__all__ = ["DonationError", "Fusion", "GraphReport", "LoweringError", "NodeChoice", "compile_model", "observing", "opdock"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from opdock import env
 from opdock.compile.available import why_not_inductor
 from opdock.compile.donation import check_donations
 from opdock.compile.key import cache_key
+from opdock.compile.lowering import planned
 from opdock.compile.nodes import calls_in
 from opdock.compile.passes import Passes
 from opdock.compile.report import GraphReport
@@ -64,6 +65,8 @@ def opdock(
     ):
         patches[name] = _pass(run, key, patches.get(name, getattr(torch._inductor.config, name)))
     compiled: Compiled = compile_fx(gm, list(example_inputs), config_patches=patches)
+    if not passes.report.choices:
+        passes.report = planned(gm.graph)  # Inductor's cache had the code
     _tell(passes.report)
     return compiled
 
@@ -137,7 +140,8 @@ def _pass(run: Callable[[fx.Graph], None], key: str, theirs: Any) -> Any:
 def observing() -> Iterator[list[GraphReport]]:
     """Collect the reports of the graphs that are compiled in this context while the block runs.
 
-    A graph that Inductor's cache has is not compiled again, and gives an empty report.
+    A graph that Inductor's cache has is not compiled again: its report tells what was chosen, as it stands in the
+    cache's key, but not what was fused or removed.
     """
     reports: list[GraphReport] = []
     token = _observers.set((*_observers.get(), reports))

@@ -80,18 +80,33 @@ class Lowering:
         return self._bodies[key]
 
     def _record(self, call: Call, choice: Choice) -> None:
-        self._report.choices.append(
-            NodeChoice(
-                op=call.op.name,
-                node=call.node.name,
-                provider=choice.winner.provider,
-                arguments=", ".join(f"{n}={describe(_value(a))}" for n, a in call.arguments.items()),
-                donates=call.donates,
-                made_by=call.node.meta.get(MADE_BY, ""),
-                user=where(call.node)[0],
-                verdicts=choice.verdicts,
-            )
-        )
+        self._report.choices.append(_row(call, choice))
+
+
+def planned(graph: fx.Graph) -> GraphReport:
+    """Return a report of what would be chosen for the calls in a graph, of Dynamo's too; nothing is changed."""
+    report = GraphReport(cached=True)
+    chosen: dict[Any, Choice] = {}
+    for call in calls_in(graph):
+        given = {name: _value(argument) for name, argument in call.arguments.items()}
+        key = call.op.name, _kind_of(given)
+        if key not in chosen:
+            chosen[key] = _choose(call, given, fakes.mode_of(given.values()))
+        report.choices.append(_row(call, chosen[key]))
+    return report
+
+
+def _row(call: Call, choice: Choice) -> NodeChoice:
+    return NodeChoice(
+        op=call.op.name,
+        node=call.node.name,
+        provider=choice.winner.provider,
+        arguments=", ".join(f"{n}={describe(_value(a))}" for n, a in call.arguments.items()),
+        donates=call.donates,
+        made_by=call.node.meta.get(MADE_BY, ""),
+        user=where(call.node)[0],
+        verdicts=choice.verdicts,
+    )
 
 
 def refuse_leftovers(graph: fx.Graph) -> None:

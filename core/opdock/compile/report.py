@@ -48,6 +48,7 @@ class GraphReport:
         donated: numbers of the graph's inputs that the program gives away.
         clones_removed: clones that were removed.
         clones_left: clones that are left.
+        cached: whether the code came from Inductor's cache: the choices are those before any fusion then.
     """
 
     choices: list[NodeChoice] = field(default_factory=list)
@@ -57,6 +58,7 @@ class GraphReport:
     donated: set[int] = field(default_factory=set)
     clones_removed: int = 0
     clones_left: int = 0
+    cached: bool = False
 
     @property
     def selected_impls(self) -> Mapping[str, Mapping[str, str]]:

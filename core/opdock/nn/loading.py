@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from opdock import context
+from opdock.compile import compile_model
 from opdock.errors import UnsupportedError, suggest
 from opdock.nn.models import architectures
 from opdock.nn.models.checkpoint import Progress, check_header, checkpoint_plan, load_weights
@@ -52,6 +53,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model for the current platform; call it inside ``opdock.set_current_config()``.
 
+    Under a configuration that compiles, the model is compiled at its first calls.
+
     Args:
         path: what ``resolve_model`` takes.
         dtype: of the weights and all computation, or its name; None takes the checkpoint's, and float32 for a
@@ -82,7 +85,24 @@ def load_model(
     where = torch.device(device if device is not None else context.platform().device_type or "cpu")
     model = build_model(config, chosen, where)
     load_weights(model, plan, checkpoint, progress)
+    compile_model(model)
     return LoadedModel(model, tokenizer, config, found)
+
+
+def load_without_weights(
+    path: str | os.PathLike[str], *, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
+) -> CausalDecoder:
+    """Return the model of a checkpoint with uninitialised weights, under the dtype and device of ``load_model``.
+
+    Under a ``FakeTensorMode`` it takes no memory.
+
+    Raises: as ``load_model``, as far as nothing but the configuration is read.
+    """
+    context.get_current_config()
+    found = resolve_model(path)
+    checkpoint = HFCheckpoint(found) if found.is_dir() else GGUFCheckpoint(found)
+    where = torch.device(device if device is not None else context.platform().device_type or "cpu")
+    return build_model(checkpoint.config, choose_dtype(dtype, checkpoint.config.dtype), where)
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalDecoder:

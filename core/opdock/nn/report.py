@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from opdock import ir
+from opdock.compile import observing
 from opdock.registry import CustomOp, OpClass
 
 if TYPE_CHECKING:
@@ -66,6 +67,20 @@ def recording(model: nn.Module) -> Iterator[Recording]:
                 hook = _counter(record.layers, describe(module))
                 undo.callback(module.register_forward_pre_hook(hook).remove)
         yield record
+
+
+@contextlib.contextmanager
+def recording_compiled() -> Iterator[Recording]:
+    """Count, while the block runs, the IR ops in the graphs that are compiled: each once, however often it runs.
+
+    Layers do not count: in compiled code they are gone.
+    """
+    providers: Counter[tuple[str, str]] = Counter()
+    with ir.counting() as eager, observing() as reports:
+        record = Recording(providers)
+        yield record
+    providers.update(eager)
+    providers.update((choice.op, choice.provider) for report in reports for choice in report.choices)
 
 
 def describe(module: OpClass) -> tuple[str, str, str]:

@@ -1,0 +1,40 @@
+"""What compiled mode does with a model, without its weights and without compiling anything."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.func import functional_call
+
+from opdock.compile.passes import run
+from opdock.compile.report import GraphReport
+from opdock.compile.switches import fusions_in_force
+from opdock.nn.loading import load_without_weights
+
+
+def explain_compiled(
+    path: str | os.PathLike[str], *, num_tokens: int = 16, dtype: torch.dtype | str | None = None
+) -> GraphReport:
+    """Trace the model of a checkpoint on fake tensors and run every pass but Inductor's.
+
+    Call it inside ``opdock.set_current_config()``, with a configuration that compiles: layers bind their methods as
+    they would.
+
+    Args:
+        path: what ``load_model`` takes.
+        num_tokens: length of the sequence.
+        dtype: of the weights and all computation; None takes the checkpoint's.
+
+    Raises: as ``load_model``; LoweringError for a provider that does not keep its promises.
+    """
+    with FakeTensorMode(), torch.no_grad():
+        model = load_without_weights(path, dtype=dtype)
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        device = next(iter(state.values())).device
+        tokens = torch.zeros(num_tokens, dtype=torch.long, device=device)
+        positions = torch.arange(num_tokens, device=device)
+        traced = make_fx(lambda held, *inputs: functional_call(model, held, inputs))(state, tokens, positions)
+    return run(traced.graph, fusions=fusions_in_force(None))
