@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", metavar="TOKENSxHIDDEN", help="of the activation, for example 1x4096")
     parser.add_argument("--dtype", metavar="DTYPE", help="of the activation; the platform's first without it")
     parser.add_argument("--compiled", metavar="MODEL", help="what compiled mode does with a model, weights not needed")
-    parser.add_argument("--tokens", type=int, default=16, metavar="N", help="length of its sequence, for --compiled (16)")
+    parser.add_argument(
+        "--tokens", type=int, default=16, metavar="N", help="length of its sequence, for --compiled (16)"
+    )
     options.add_json(parser)
     options.add_config(parser)
 
@@ -74,7 +76,8 @@ def print_compiled(report: GraphReport, switches: str) -> None:
 
     render.line(f"Switches of op classes: {switches}")
     kinds = Counter(
-        (c.op, c.provider, c.made_by, next(v.reason for v in c.verdicts if v.chosen), _losers(c)) for c in report.choices
+        (c.op, c.provider, c.made_by, next(v.reason for v in c.verdicts if v.chosen), _losers(c))
+        for c in report.choices
     )
     rows = [(op, provider, n, made_by, reason, losers) for (op, provider, made_by, reason, losers), n in kinds.items()]
     render.table(("IR op", "provider", "calls", "made by", "because", "not"), rows, title="Lowered")

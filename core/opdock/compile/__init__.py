@@ -26,7 +26,16 @@ _HOMES = {
     "opdock": "backend",
 }
 
-__all__ = ["DonationError", "Fusion", "GraphReport", "LoweringError", "NodeChoice", "compile_model", "observing", "opdock"]
+__all__ = [
+    "DonationError",
+    "Fusion",
+    "GraphReport",
+    "LoweringError",
+    "NodeChoice",
+    "compile_model",
+    "observing",
+    "opdock",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -114,7 +114,7 @@ class Aliases:
         for roots in [*self.roots.values(), *(r for parts in self._parts.values() for r in parts)]:
             if root in roots:
                 roots.remove(root)
-                roots |= self.roots[source]
+                roots.update(self.roots[source])
         for user in clone.users:
             for effects in (self.reads, self.writes):
                 if user in effects:

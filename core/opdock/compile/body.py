@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -18,6 +17,12 @@ from opdock.compile import fakes
 from opdock.compile.aliases import Aliases, nodes_in
 from opdock.compile.layouts import describe, storage_of
 from opdock.compile.nodes import LoweringError
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack")
+"""What ``meta`` says of where a node comes from."""
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -47,7 +52,7 @@ class Body:
             value, given = mine.meta.get("val"), theirs.meta.get("val")
             if isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor):
                 bases.setdefault(value.untyped_storage()._cdata, fakes.base_of(given))  # type: ignore[arg-type]
-        kept = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack", "source_fn_stack") if key in node.meta}
+        kept: dict[str, Any] = {key: node.meta[key] for key in ORIGIN if key in node.meta}
         with graph.inserting_before(node):
             for each in self.graph.nodes:
                 if each.op == "get_attr":
@@ -117,7 +122,7 @@ def trace(
     try:
         made = traced(body)
         _refuse_untruths(impl, names, made)
-        if any(_is_mutable(n) and n.target.namespace in ("aten", "prims") for n in _ops(made)):
+        if any(_is_mutable(n) and getattr(n.target, "namespace", "") in ("aten", "prims") for n in made.graph.nodes):
             # Inductor takes few of aten's in-place and out= overloads here; as functions it fuses them all.
             made = traced(torch.func.functionalize(body))
             made = _without_wrappers(made)
@@ -131,10 +136,6 @@ def trace(
 def is_traced(value: object) -> bool:
     """Return whether a value is an input of a body; others are constants in it."""
     return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
-def _ops(body: Body) -> list[fx.Node]:
-    return [n for n in body.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
 
 
 def _without_wrappers(body: Body) -> Body:
@@ -164,8 +165,9 @@ def _refuse_untruths(impl: ir.IrOpImpl, names: Sequence[str], body: Body) -> Non
 
 
 def check_results(impl: ir.IrOpImpl, node: fx.Node, body: Body) -> None:
-    """Refuse a provider whose results are laid out otherwise than the op's definition says: code that follows was
-    traced with the latter.
+    """Refuse a provider whose results are laid out otherwise than the op's definition says.
+
+    The code that follows was traced with the latter.
 
     Raises: LoweringError with both layouts.
     """

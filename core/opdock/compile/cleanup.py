@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import fx
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import fx
 
 
 def clean_up(graph: fx.Graph) -> None:

@@ -64,7 +64,8 @@ def remove_clones(graph: fx.Graph, donated: Collection[int] = ()) -> int:
 
 def _replace(graph: fx.Graph, clone: fx.Node, index: dict[fx.Node, int]) -> None:
     """Put the source in place of the clone, and the fake values of its aliases into the source's storage."""
-    source, old = clone.args[0], storage_of(clone.meta.get("val"))
+    source: Any = clone.args[0]
+    old = storage_of(clone.meta.get("val"))
     clone.replace_all_uses_with(source)
     graph.erase_node(clone)
     for node in graph.nodes:
@@ -83,7 +84,8 @@ class _Walk:
     def is_removable(self, clone: fx.Node) -> bool:
         """Return whether nobody can see the difference."""
         source: Any = clone.args[0]
-        copied, original = clone.meta.get("val"), source.meta.get("val")
+        copied: Any = clone.meta.get("val")
+        original: Any = source.meta.get("val")
         if storage_of(copied) is None or storage_of(original) is None or not same_layout(copied, original):
             return False
         roots = self.aliases.roots[source]
@@ -100,12 +102,12 @@ class _Walk:
         """Return whether somebody outside the graph reads this memory afterwards."""
         if isinstance(root, fx.Node):
             return root.op == "placeholder" and root not in self.given
-        return root[0] == "attr"
+        return bool(root[0] == "attr")
 
 
 def _apart(node: fx.Node, original: torch.Tensor) -> bool:
     """Return whether a value lies elsewhere in the storage of ``original``."""
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     return storage_of(value) == storage_of(original) and disjoint(value, original)
 
 

@@ -55,4 +55,4 @@ def _on(base: torch.Tensor, value: FakeTensor) -> FakeTensor:
 
 def _in_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
     with unset_fake_temporarily():
-        return torch.empty(0, dtype=dtype, device="meta").set_(storage, 0, (1,), (1,))  # type: ignore[call-overload]
+        return torch.empty(0, dtype=dtype, device="meta").set_(storage, 0, (1,), (1,))

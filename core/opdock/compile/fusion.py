@@ -14,11 +14,11 @@ from torch import fx
 from opdock import ir
 from opdock.compile import fakes
 from opdock.compile.aliases import Aliases
+from opdock.compile.body import ORIGIN
 from opdock.compile.lowering import MADE_BY
 from opdock.compile.nodes import Call, find_call, value_of
 from opdock.compile.report import GraphReport
 
-_ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack")
 Bound = dict[fx.Node, Any]
 
 
@@ -260,12 +260,10 @@ def _apply(fusion: Fusion, graph: fx.Graph, bound: Bound, values: Mapping[fx.Nod
                 called = find_call(each)
                 name = called.op.name if called else None
                 env[each] = made = graph.create_node("call_function", each.target, args, kwargs, name=name)
-                made.meta = {k: matched[-1].meta[k] for k in _ORIGIN if k in matched[-1].meta}
+                made.meta = {k: matched[-1].meta[k] for k in ORIGIN if k in matched[-1].meta}
                 made.meta |= {"val": values[each], MADE_BY: fusion.name}
                 _donate(made, donated)
-    for pattern, result in zip(
-        _results_of(fusion.pattern_graph), _results_of(fusion.replacement_graph), strict=True
-    ):
+    for pattern, result in zip(_results_of(fusion.pattern_graph), _results_of(fusion.replacement_graph), strict=True):
         if pattern in bound:
             bound[pattern].replace_all_uses_with(env[result])
     for node in reversed(matched):

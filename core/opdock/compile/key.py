@@ -7,13 +7,15 @@ import hashlib
 import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-from torch import fx
+from typing import TYPE_CHECKING
 
 from opdock import ir
 from opdock.compile.fusion import Fusion
 from opdock.compile.nodes import calls_in
 from opdock.ir.cachekey import implementation_key
+
+if TYPE_CHECKING:
+    from torch import fx
 
 
 def cache_key(graphs: Iterable[fx.Graph], fusions: Iterable[Fusion]) -> str:

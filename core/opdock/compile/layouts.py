@@ -14,7 +14,8 @@ Layout = tuple[Any, ...]
 def storage_of(value: object) -> int | None:
     """Return the identity of the storage of a strided tensor, None for anything else."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        return value.untyped_storage()._cdata
+        identity: int = value.untyped_storage()._cdata
+        return identity
     return None
 
 
@@ -61,14 +62,14 @@ def disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     if a.itemsize != b.itemsize:
         return False
-    return any(_in_other_columns(a, b, n) for n in (*a.stride(), *b.stride()) if isinstance(n, int) and n > 1)
+    return any(_in_other_columns(a, b, n) for n in (*a.stride(), *b.stride()) if _is_plain(n) and n > 1)
 
 
 def _span(value: torch.Tensor) -> tuple[int, int] | None:
     """Return the bytes [begin, end) that a tensor spans, or None where they are not known."""
     offset = value.storage_offset()
     sizes = (*value.size(), *value.stride(), offset)
-    if not all(isinstance(n, int) for n in sizes):
+    if not all(map(_is_plain, sizes)):
         return None
     length = 1 + sum((k - 1) * s for k, s in zip(value.size(), value.stride(), strict=True))
     return int(offset) * value.itemsize, int(offset + length) * value.itemsize
@@ -87,10 +88,15 @@ def _columns(value: torch.Tensor, period: int) -> tuple[int, int] | None:
     end = begin + 1
     for size, stride in zip(value.size(), value.stride(), strict=True):
         if not statically_known_true(stride % period == 0):
-            if not isinstance(size, int) or not isinstance(stride, int):
+            if not _is_plain(size) or not _is_plain(stride):
                 return None
             end += (size - 1) * stride
     return (begin, end) if end <= period else None
+
+
+def _is_plain(number: object) -> bool:
+    """Return whether a size is a number, and no symbol, whatever its hint says."""
+    return isinstance(number, int)
 
 
 def _known(number: Any) -> int | None:

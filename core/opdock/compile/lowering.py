@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opdock import env, ir
 from opdock.compile import body, fakes, real
@@ -19,6 +18,9 @@ from opdock.compile.nodes import Call, LoweringError, calls_in, find_call, value
 from opdock.compile.report import GraphReport, NodeChoice
 from opdock.ir import Choice
 from opdock.ir.strict import NoAddress
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 MADE_BY = "opdock_made_by"
 """Key in a node's ``meta``: the fusion that made it."""
@@ -157,16 +159,16 @@ def _choose(call: Call, given: Mapping[str, Any], mode: FakeTensorMode | None) -
         ) from err
 
 
-def _whose_predicate_fails(
-    op: ir.IrOp, given: Mapping[str, Any], mode: FakeTensorMode | None
-) -> ir.IrOpImpl | None:
-    for impl in op.current().impls:
+def _whose_predicate_fails(op: ir.IrOp, given: Mapping[str, Any], mode: FakeTensorMode | None) -> ir.IrOpImpl | None:
+    def fails(impl: ir.IrOpImpl) -> bool:
         try:
             with mode or nullcontext(), NoAddress():
                 impl.supports_args(*given.values())
         except Exception:  # noqa: BLE001 - whose it is, is the question
-            return impl
-    return None
+            return True
+        return False
+
+    return next((impl for impl in op.current().impls if fails(impl)), None)
 
 
 def _kind_of(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -10,8 +10,7 @@ them; bodies that write go in after them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import fx
+from typing import TYPE_CHECKING
 
 from opdock.compile.body import Decompositions
 from opdock.compile.cleanup import clean_up
@@ -21,6 +20,9 @@ from opdock.compile.fusion import Fusion, fuse
 from opdock.compile.fusions import BUILT_IN
 from opdock.compile.lowering import Lowering, refuse_leftovers
 from opdock.compile.report import GraphReport
+
+if TYPE_CHECKING:
+    from torch import fx
 
 
 class Passes:

@@ -6,8 +6,8 @@ import os
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from opdock.compile.passes import run
 from opdock.compile.report import GraphReport

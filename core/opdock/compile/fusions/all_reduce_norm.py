@@ -25,9 +25,7 @@ def _norm_together(x: torch.Tensor, weight: torch.Tensor, epsilon: float, group_
     return made[0], made[1]
 
 
-def _add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, group_name: str
-) -> _Pair:
+def _add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, group_name: str) -> _Pair:
     made = ops.fused_add_rms_norm(ops.all_reduce(x, group_name), residual, weight, epsilon)
     return made[0], made[1]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from opdock.compile.fusion import Fusion
 from opdock.ir import ops
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 def _norm_static(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
