@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from opdock.compile.nodes import LoweringError
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
 
 ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack")
 """What ``meta`` says of where a node comes from."""
@@ -52,6 +54,9 @@ class Body:
             value, given = mine.meta.get("val"), theirs.meta.get("val")
             if isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor):
                 bases.setdefault(value.untyped_storage()._cdata, fakes.base_of(given))  # type: ignore[arg-type]
+        for mine, promised in zip(_several(self.results), _several(node.meta["val"]), strict=True):
+            if isinstance(mine, fx.Node):  # views of the result, further on, are in the promised value's storage
+                bases.setdefault(mine.meta["val"].untyped_storage()._cdata, fakes.base_of(promised))
         kept: dict[str, Any] = {key: node.meta[key] for key in ORIGIN if key in node.meta}
         with graph.inserting_before(node):
             for each in self.graph.nodes:
@@ -74,10 +79,17 @@ class Body:
         owner: Any = graph.owning_module
         value = getattr(self.module, str(attribute.target))
         name = next(n for i in range(10**6) if not hasattr(owner, n := f"_opdock_{attribute.target}_{i}"))
-        setattr(owner, name, value)
+        if isinstance(value, torch.Tensor):
+            owner.register_buffer(name, value)
+        else:
+            setattr(owner, name, value)
         made = graph.get_attr(name)
         made.meta = dict(attribute.meta)
         return made
+
+
+def _several(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, tuple | list) else [results]
 
 
 def _is_mutable(node: fx.Node) -> bool:
@@ -110,22 +122,20 @@ def trace(
             filled[k] = value
         return impl.func_impl_fn(*pytree.tree_unflatten(filled, structure))
 
-    def traced(fn: Callable[..., Any]) -> Body:
-        with torch.no_grad():
-            if mode is None:
-                return Body(make_fx(fn, decompositions)(*given))
-            with mode:
-                return Body(make_fx(fn, decompositions, tracing_mode="real")(*given))
+    def traced(fn: Callable[..., Any], table: Decompositions) -> Body:
+        with torch.no_grad(), mode or nullcontext():
+            return Body(make_fx(fn, dict(table), tracing_mode="real")(*given))
 
     given = [leaves[k] for k in places]
     names = [n for n, value in arguments.items() for leaf in pytree.tree_leaves(value) if is_traced(leaf)]
     try:
-        made = traced(body)
+        made = traced(body, {})
         _refuse_untruths(impl, names, made)
         if any(_is_mutable(n) and getattr(n.target, "namespace", "") in ("aten", "prims") for n in made.graph.nodes):
             # Inductor takes few of aten's in-place and out= overloads here; as functions it fuses them all.
-            made = traced(torch.func.functionalize(body))
-            made = _without_wrappers(made)
+            made = _without_wrappers(traced(dispatch_functionalize(body), decompositions))
+        elif decompositions:
+            made = traced(body, decompositions)
     except LoweringError:
         raise
     except Exception as err:
@@ -171,11 +181,8 @@ def check_results(impl: ir.IrOpImpl, node: fx.Node, body: Body) -> None:
 
     Raises: LoweringError with both layouts.
     """
-    promised = node.meta["val"]
-    promised = promised if isinstance(promised, tuple | list) else [promised]
-    results: Any = [body.results] if isinstance(body.results, fx.Node) else body.results
-    made = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in results]
-    for number, (want, got) in enumerate(zip(promised, made, strict=True)):
+    made = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in _several(body.results)]
+    for number, (want, got) in enumerate(zip(_several(node.meta["val"]), made, strict=True)):
         if not _agree(want, got):
             raise untrue(
                 impl,
@@ -188,6 +195,8 @@ def _agree(want: Any, got: Any) -> bool:
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         return type(want) is type(got)
     if want.dtype != got.dtype or want.device != got.device or want.dim() != got.dim():
+        return False
+    if not statically_known_true(want.storage_offset() == got.storage_offset()):
         return False
     sizes = zip(want.size(), got.size(), want.stride(), got.stride(), strict=True)
     empty = any(statically_known_true(n == 0) for n in want.size())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from torch import fx
 from opdock import ir
 from opdock.errors import OpdockError
 from opdock.ir.torch_op import NAMESPACE
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n(.*)')
 
 
 class LoweringError(OpdockError, RuntimeError):
@@ -88,6 +92,10 @@ def value_of(node: fx.Node) -> Any:
 
 
 def where(node: fx.Node) -> list[str]:
-    """Return the user's line that a node comes from, for messages; nothing if the tracer did not keep it."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
-    return [f"{node.name}: {' '.join(lines[-2:])}"] if lines else [f"node {node.name}"]
+    """Return the user's line that a node comes from, for messages; its name alone if the tracer did not keep it."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [f for f in frames if not f[0].startswith("<")]  # the generated functions of ops
+    if not frames:
+        return [f"node {node.name}"]
+    file, line, code = frames[-1]
+    return [f"{node.name}  {file}:{line}  {code.strip()}"]

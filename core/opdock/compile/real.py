@@ -1,61 +1,63 @@
-"""The check that runs a provider's code while a model is compiled: of ``OPDOCK_STRICT=1``."""
+"""A provider's fake results against its real ones: compiled code believes the fake ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from opdock import ir
-from opdock.compile.body import Body, untrue
+from opdock.compile.body import untrue
 from opdock.compile.layouts import describe
 
-_SEED = 0
+_TOKENS = 6
+_checked: weakref.WeakSet[ir.IrOpImpl] = weakref.WeakSet()
 
 
-def check_real_results(impl: ir.IrOpImpl, given: Mapping[str, Any], traced: Body) -> None:
-    """Run the provider on random tensors of the given kinds, and compare its results with those of its trace.
+def check_real_results(impl: ir.IrOpImpl, like: Any) -> None:
+    """Run a provider once in this process on small inputs, real and fake, and compare what comes back.
 
-    A kernel and its fake implementation are two pieces of code; compiled code believes the fake one.
+    Nothing is run for the native definition, whose fake is itself, for an op without an input generator, and where
+    the provider takes none of the inputs that are made. The user's random numbers stay what they are.
 
-    Raises: LoweringError with both layouts.
+    Args:
+        impl: the provider.
+        like: a result of the call that it was chosen for, fake: says on which device.
+
+    Raises: LoweringError with both layouts, or with what the kernel raised.
     """
-    nodes: Any = traced.results if isinstance(traced.results, tuple | list) else (traced.results,)
+    if impl in _checked or impl.is_native or not impl.op.has_input_generator:
+        return
+    _checked.add(impl)
+    device = next(v.device for v in _several(like))
     with unset_fake_temporarily(), torch.no_grad():
-        random = torch.Generator().manual_seed(_SEED)
-        got = impl.func_impl_fn(**{name: _realise(value, random) for name, value in given.items()})
-    for number, (node, real) in enumerate(zip(nodes, got if isinstance(got, tuple | list) else (got,), strict=True)):
-        fake = node.meta["val"]
-        if _geometry(fake) != _geometry(real):
+        with torch.random.fork_rng(devices=[]):
+            made = impl.op.apply_arg_defaults(impl.op.generate_inputs(num_tokens=_TOKENS))
+        real = [a.to(device) if isinstance(a, torch.Tensor) else a for a in made]
+        if not impl.supports_args(*real):
+            return
+        mode = FakeTensorMode()
+        fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in real]
+        with mode:
+            promised = _several(impl.func_impl_fn(*fake))
+        try:
+            returned = _several(impl.func_impl_fn(*real))
+        except Exception as err:
+            raise untrue(impl, f"raises {type(err).__name__} on inputs that supports_args takes", str(err)) from err
+    for number, (want, got) in enumerate(zip(promised, returned, strict=True)):
+        if _geometry(want) != _geometry(got):
             raise untrue(
                 impl,
                 f"has a fake implementation that says otherwise than its kernel about result {number}",
-                [f"fake: {describe(fake)}", f"real: {describe(real)}"],
+                [f"fake: {describe(want)}", f"real: {describe(got)}"],
             )
 
 
-def _realise(value: Any, random: torch.Generator) -> Any:
-    """Return a real tensor of the geometry of a fake one, symbols as the numbers that they stand for now."""
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return value.node.hint
-    if isinstance(value, tuple | list):
-        return type(value)(_realise(v, random) for v in value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    size, stride = [_number(n) for n in value.size()], [_number(n) for n in value.stride()]
-    made = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
-    if value.dtype.is_floating_point:
-        return made.copy_(torch.randn(size, generator=random))
-    return made.fill_(0)  # positions and indices: 0 is always one
+def _several(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, tuple | list) else [results]
 
 
 def _geometry(value: torch.Tensor) -> tuple[Any, ...]:
-    size = [_number(n) for n in value.size()]
-    stride = [_number(n) for n, k in zip(value.stride(), size, strict=True) if k != 1 and 0 not in size]
-    return value.dtype, value.device, size, stride
-
-
-def _number(n: Any) -> int:
-    return int(n.node.hint) if isinstance(n, torch.SymInt) else int(n)
+    return value.dtype, value.device, value.size(), value.stride()

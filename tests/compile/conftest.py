@@ -1,0 +1,94 @@
+"""Every registration of a test is taken back, nothing is compiled before it, and Inductor's cache is empty."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.utils import fresh_cache
+from torch.library import Library
+
+from opdock import context, ir, journal
+
+sys.path.insert(0, str(Path(__file__).parent))  # for graphs.py, which the tests here share
+
+
+class _Done(Exception):
+    """Ends the transaction of a test by rolling it back."""
+
+
+@pytest.fixture(autouse=True)
+def _undo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep tests apart, and their numbers repeatable."""
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    monkeypatch.delenv("OPDOCK_STRICT", raising=False)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    before = {name: op.default_names for name, op in ir.registry.items()}
+    with contextlib.suppress(_Done), journal.transaction():
+        yield
+        for name, names in before.items():
+            ir.registry[name]._put_default(names)
+        raise _Done
+    context.install_fusions([])
+    torch.set_num_threads(threads)
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def inductor() -> Iterator[None]:
+    """Give Inductor a cache of its own."""
+    with fresh_cache():
+        yield
+
+
+_LIBRARY = Library("t_compile", "FRAGMENT")
+_LIBRARY.define("add_rms_norm_(Tensor(a!) x, Tensor(b!) x_residual, Tensor? weight, float epsilon) -> ()")
+_LIBRARY.define("rms_norm(Tensor x, Tensor? weight, float epsilon) -> Tensor")
+_LIBRARY.define("permuted(Tensor x) -> Tensor")
+
+
+def _add_rms_norm_(x: torch.Tensor, x_residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> None:
+    y, total = ir.native.fused_add_rms_norm(x, x_residual, weight, epsilon)
+    x.copy_(y)
+    x_residual.copy_(total)
+
+
+_LIBRARY.impl("add_rms_norm_", _add_rms_norm_, "CompositeExplicitAutograd")
+torch.library.register_fake("t_compile::add_rms_norm_", lambda *_: None, lib=_LIBRARY)
+_LIBRARY.impl("rms_norm", lambda x, w, e: ir.native.rms_norm(x, w, e), "CompositeExplicitAutograd")
+torch.library.register_fake("t_compile::rms_norm", lambda x, w, e: torch.empty_like(x), lib=_LIBRARY)
+# The fake says dense, the kernel makes columns.
+_LIBRARY.impl("permuted", lambda x: (x + 1).t().contiguous().t(), "CompositeExplicitAutograd")
+torch.library.register_fake("t_compile::permuted", torch.empty_like, lib=_LIBRARY)
+
+
+@pytest.fixture
+def in_place() -> str:
+    """Register an in-place provider of fused_add_rms_norm that is one opaque torch op, and put it first."""
+
+    @ir.ops.fused_add_rms_norm.register_impl("t_kernel", inplace=True, supports_args=_no_variance_size)
+    def provider(
+        x: torch.Tensor,
+        x_residual: torch.Tensor,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        variance_size: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.ops.t_compile.add_rms_norm_(x, x_residual, weight, epsilon)
+        return x, x_residual
+
+    ir.ops.fused_add_rms_norm.set_default(["t_kernel", "native"])
+    return "t_kernel"
+
+
+def _no_variance_size(x: Any, x_residual: Any, weight: Any, epsilon: float, variance_size: int | None = None) -> Any:
+    return variance_size is None or "variance_size"

@@ -1,0 +1,23 @@
+"""What the tests of compiled code share."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler (g++), which is not here")
+
+
+def traced(fn: Callable[..., Any], *args: Any, symbolic: bool = False) -> fx.GraphModule:
+    """Return the graph of ``fn`` on fake tensors."""
+    return make_fx(fn, tracing_mode="symbolic" if symbolic else "fake")(*args)
+
+
+def targets(graph: fx.Graph) -> list[str]:
+    """Return the names of what a graph calls."""
+    return [str(n.target) for n in graph.nodes if n.op == "call_function"]
