@@ -64,7 +64,7 @@ def _add_rms_norm_(x: torch.Tensor, x_residual: torch.Tensor, weight: torch.Tens
 
 _LIBRARY.impl("add_rms_norm_", _add_rms_norm_, "CompositeExplicitAutograd")
 torch.library.register_fake("t_compile::add_rms_norm_", lambda *_: None, lib=_LIBRARY)
-_LIBRARY.impl("rms_norm", lambda x, w, e: ir.native.rms_norm(x, w, e), "CompositeExplicitAutograd")
+_LIBRARY.impl("rms_norm", ir.native.rms_norm, "CompositeExplicitAutograd")
 torch.library.register_fake("t_compile::rms_norm", lambda x, w, e: torch.empty_like(x), lib=_LIBRARY)
 # The fake says dense, the kernel makes columns.
 _LIBRARY.impl("permuted", lambda x: (x + 1).t().contiguous().t(), "CompositeExplicitAutograd")

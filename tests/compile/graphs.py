@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
+
+if TYPE_CHECKING:
+    from torch import fx
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler (g++), which is not here")
 

@@ -67,7 +67,7 @@ def test_a_fault_of_a_provider_names_op_provider_and_line(fn: Callable[..., Any]
     op.register_impl("t_bad")(fn)
     op.set_default(["t_bad", "native"])
     with pytest.raises(LoweringError) as caught:
-        run(traced(lambda x: op(x), X).graph)
+        run(traced(op, X).graph)
     text = str(caught.value)
     assert FAULTS[fn] in text
     assert "op 'gelu_and_mul', provider 't_bad'" in text
@@ -79,7 +79,7 @@ def test_a_failing_trace_shows_the_line_that_failed() -> None:
     op.register_impl("t_bad")(_reads_data)
     op.set_default(["t_bad", "native"])
     with pytest.raises(LoweringError, match=r"if x\.sum\(\)\.item\(\) > 0:"):
-        run(traced(lambda x: op(x), X).graph)
+        run(traced(op, X).graph)
 
 
 def _predicate_on_data(x: Tensor, approximate: str = "none") -> bool:
@@ -100,7 +100,7 @@ def test_a_predicate_that_cannot_judge_fake_tensors_is_named(predicate: Callable
     op.register_impl("t_bad", supports_args=predicate)(ir.native.gelu_and_mul)
     op.set_default(["t_bad", "native"])
     with pytest.raises(LoweringError, match="supports_args of provider t_bad of op gelu_and_mul fails"):
-        run(traced(lambda x: op(x), X).graph)
+        run(traced(op, X).graph)
 
 
 def test_a_predicate_on_the_number_of_tokens_makes_one_graph_for_each_answer() -> None:
@@ -111,7 +111,7 @@ def test_a_predicate_on_the_number_of_tokens_makes_one_graph_for_each_answer() -
         return ir.native.gelu_and_mul(x, approximate) + 1
 
     op.set_default(["t_many", "native"])
-    compiled = torch.compile(lambda x: op(x), backend="opdock_eager", dynamic=True, fullgraph=True)
+    compiled = torch.compile(op, backend="opdock_eager", dynamic=True, fullgraph=True)
     with torch.no_grad():
         for tokens in (2, 4, 15, 16, 40):
             x = torch.randn(tokens, 8)
@@ -129,6 +129,6 @@ def test_a_kernel_that_lays_its_result_out_otherwise_than_its_fake_is_found() ->
     op.set_default(["t_bad", "native"])
     state = torch.random.get_rng_state()
     with pytest.raises(LoweringError, match="has a fake implementation that says otherwise than its kernel") as caught:
-        run(traced(lambda x: op(x), X).graph)
+        run(traced(op, X).graph)
     assert f"{__file__}:{_kernel_lies.__code__.co_firstlineno}" in str(caught.value)
     assert torch.equal(state, torch.random.get_rng_state())

@@ -138,7 +138,7 @@ def test_a_provider_that_calls_its_own_op_is_an_error() -> None:
         return x + 1
 
     register(itself)(calling(itself))
-    gm = traced(lambda x: itself(x), X)
+    gm = traced(itself, X)
     with pytest.raises(LoweringError, match="call one another without end"):
         run(gm.graph)
 
@@ -178,7 +178,7 @@ def test_a_result_written_with_out_is_a_function_too() -> None:
         out = torch.empty_like(up, memory_format=torch.contiguous_format)
         return torch.mul(torch.nn.functional.silu(gate), up, out=out)
 
-    gm, _ = lowered(lambda x: ir.ops.silu_and_mul(x), X)
+    gm, _ = lowered(ir.ops.silu_and_mul, X)
     assert not [t for t in targets(gm.graph) if "out" in t]
 
 
@@ -217,7 +217,7 @@ def test_an_op_that_was_taken_back_is_an_error_that_says_so() -> None:
     def gone(x: Tensor) -> Tensor:
         return x + 1
 
-    gm = traced(lambda x: gone(x), X)
+    gm = traced(gone, X)
     unregister_op("t_gone")
     with pytest.raises(LoweringError, match="no registered IR op has that torch op"):
         run(gm.graph)

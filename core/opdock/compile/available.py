@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+logger = logging.getLogger("opdock")
+_said: set[str] = set()
+
+
+def say_eager(reason: str) -> None:
+    """Log, once for each reason, that models run eagerly."""
+    if reason not in _said:
+        _said.add(reason)
+        logger.warning("Models run eagerly: %s", reason)
+
+
+def why_switched_off() -> str:
+    """Return why ``torch.compile`` does nothing in this process, "" if it works."""
+    if torch._dynamo.config.disable:
+        return "TORCH_COMPILE_DISABLE=1 switches torch.compile off."
+    return ""
 
 
 def why_not_inductor(example_inputs: Iterable[Any]) -> str:

@@ -6,7 +6,6 @@ torch finds the two backends by their entry points in the group ``torch_dynamo_b
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from opdock.compile.available import why_not_inductor
+from opdock.compile.available import say_eager, why_not_inductor, why_switched_off
 from opdock.compile.donation import check_donations
 from opdock.compile.key import cache_key
 from opdock.compile.lowering import planned
@@ -23,10 +22,11 @@ from opdock.compile.passes import Passes
 from opdock.compile.report import GraphReport
 from opdock.compile.switches import fusions_in_force
 
-logger = logging.getLogger("opdock")
 Compiled = Callable[..., Any]
+if why_switched_off():  # torch looks the backend up, and then never calls it
+    say_eager(why_switched_off())
+
 _observers: ContextVar[tuple[list[GraphReport], ...]] = ContextVar("opdock.compile.observers", default=())
-_said: set[str] = set()
 
 
 def opdock(
@@ -54,7 +54,7 @@ def opdock(
     _check(gm)
     reason = why_not_inductor(example_inputs)
     if reason:
-        _say_once(f"Compiled code cannot be made here, so models run eagerly: {reason}")
+        say_eager(reason)
         return gm.forward
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table
@@ -162,9 +162,3 @@ def _tell(report: GraphReport) -> None:
     manager = current.hook_manager()
     if manager is not None:
         hooks.ask_all(manager, "graph_lowered", report=report)
-
-
-def _say_once(line: str) -> None:
-    if line not in _said:
-        _said.add(line)
-        logger.warning("%s", line)

@@ -31,7 +31,7 @@ class Fusion:
 
     Args:
         name: for switches and reports.
-        pattern: what is looked for. The last thing that it computes must depend on all the rest.
+        pattern: what is looked for. The last op that it calls must depend on all the others.
         replacement: what takes its place: calls of IR ops.
         applies: given the fake values by parameter name, returns True, or a string that says why not.
     """
@@ -86,7 +86,8 @@ def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> Non
     for fusion in fusions:
         if not fusion.parts:
             continue
-        anchor = [n for n in fusion.pattern_graph.nodes if n.op == "call_function"][-1]
+        calls = [n for n in fusion.pattern_graph.nodes if n.op == "call_function"]
+        anchor = next(n for n in reversed(calls) if n.target is not operator.getitem)
         for node in [n for n in graph.nodes if _same_op(anchor, n)][::-1]:
             bound: Bound = {}
             if not _match(anchor, node, bound):

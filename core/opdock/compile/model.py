@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from opdock import context
+from opdock.compile.available import say_eager, why_switched_off
 from opdock.config import CompilationMode
 
-logger = logging.getLogger("opdock")
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def compile_model(model: nn.Module) -> None:
@@ -26,14 +25,7 @@ def compile_model(model: nn.Module) -> None:
         return
     reason = why_switched_off()
     if reason:
-        logger.warning("The model runs eagerly: %s", reason)
+        say_eager(reason)
         return
     whole = config.mode is not CompilationMode.STOCK_TORCH_COMPILE
     model.compile(backend=config.backend, fullgraph=whole)
-
-
-def why_switched_off() -> str:
-    """Return why ``torch.compile`` does nothing in this process, "" if it works."""
-    if torch._dynamo.config.disable:
-        return "TORCH_COMPILE_DISABLE=1 switches torch.compile off."
-    return ""

@@ -13,7 +13,6 @@ from opdock import ir
 from opdock.errors import OpdockError
 from opdock.ir.torch_op import NAMESPACE
 
-
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n(.*)')
 
 
