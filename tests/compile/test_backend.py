@@ -1,4 +1,4 @@
-"""torch.compile(..., backend="opdock"): found by name, right, recompiled when a choice changes, honest when it cannot."""
+"""torch.compile(..., backend="opdock"): found by name, right, compiled anew when a choice changes, honest."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def test_compiled_code_agrees_with_eager_code(dynamic: bool, provider: str, requ
 @pytest.mark.compiler
 @pytest.mark.usefixtures("inductor", "in_place")
 def test_a_read_only_clone_before_an_opaque_write_survives_inductor() -> None:
-    """Inductor drops clones whose layout equals their source's, as if nothing were written: lowered too early, the
-    provider would overwrite what is read afterwards.
-    """
+    """Inductor takes the graph for free of writes: lowered too early, the provider would write what is read later."""
 
     def program(x: Tensor, r: Tensor, w: Tensor) -> Tensor:
         y, total = ops.fused_add_rms_norm(x, r, w, 1e-5)

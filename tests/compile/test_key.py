@@ -141,12 +141,13 @@ def _key_in_a_process() -> str:
 
 _COMPILE = """
 import sys, torch
+from torch import Tensor
 from torch._dynamo.utils import counters
 from opdock import ir
 from opdock.compile import observing
 
 @ir.ops.rms_norm.register_impl("t_other")
-def other(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None) -> torch.Tensor:
+def other(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
     return ir.native.rms_norm(x, weight, epsilon, variance_size) + 1
 
 ir.ops.rms_norm.set_default([sys.argv[1]])

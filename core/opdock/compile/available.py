@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,8 @@ def why_switched_off() -> str:
     """Return why ``torch.compile`` does nothing in this process, "" if it works."""
     if torch._dynamo.config.disable:
         return "TORCH_COMPILE_DISABLE=1 switches torch.compile off."
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return "TORCHDYNAMO_DISABLE=1 switches torch.compile off."
     return ""
 
 
