@@ -36,7 +36,8 @@ class KVCache:
         device: torch.device | str | None = None,
     ) -> None:
         """Allocate, uninitialised."""
-        shape = (batch, num_kv_heads, max_len, head_size)
+        # One more than fits: a view of the whole is dense, and compiled code would be made anew for the last position.
+        shape = (batch, num_kv_heads, max_len + 1, head_size)
         self.batch, self.max_len, self.length = batch, max_len, 0
         # Memory of its own for each: compiled code that writes views of one tensor writes the whole of it anew.
         self.layers: Sequence[LayerCache] = tuple(
