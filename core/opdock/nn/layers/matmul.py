@@ -18,7 +18,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     Shapes: x (..., inputs); weight (outputs, inputs); bias (outputs,) or None; returns (..., outputs).
     """
     if x.is_cpu and x.dtype in _ONE_THREADED and x.numel() == weight.shape[1] and weight.is_contiguous():
-        parts = 1 if torch.compiler.is_compiling() else _parts(weight.shape[0], torch.get_num_threads())
+        parts = _parts_now(weight.shape[0])
         if parts > 1:
             return _one_row(x, weight, bias, parts)
     return F.linear(x, weight, bias)
@@ -31,6 +31,11 @@ def _one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, p
     blocks = weight.view(parts, outputs // parts, inputs).transpose(1, 2)
     y = torch.bmm(row, blocks) if bias is None else torch.baddbmm(bias.view(parts, 1, -1), row, blocks)
     return y.view(*x.shape[:-1], outputs)
+
+
+@torch.compiler.assume_constant_result  # the number of threads when code is compiled is that for which it is made
+def _parts_now(outputs: int) -> int:
+    return _parts(outputs, torch.get_num_threads())
 
 
 @lru_cache(maxsize=256)
