@@ -85,6 +85,7 @@ class Stack(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run all layers."""
         residual = torch.zeros_like(x)
         for up, down in zip(self.up, self.down, strict=True):
             x, residual = self.ops.fused_add_rms_norm(x, residual, self.weight, 1e-5)
