@@ -17,7 +17,7 @@ from opdock.compile.fusion import fuse
 from opdock.compile.fusions import BUILT_IN
 from opdock.compile.passes import run
 from opdock.compile.switches import fusions_in_force
-from opdock.errors import ConfigError
+from opdock.errors import ConfigError, RegistrationError
 from opdock.ir import ops
 
 X, R, W, S = torch.randn(4, 64), torch.randn(4, 64), torch.rand(64), torch.tensor([0.5])
@@ -304,7 +304,7 @@ def test_a_fusion_of_a_package_is_tried_and_says_why_not() -> None:
     fusion = Fusion(
         "t_norm_of_norm",
         lambda x, w, e: ops.rms_norm(ops.rms_norm(x, w, e), w, e),
-        ops.rms_norm,
+        lambda x, w, e: ops.rms_norm(x, w, e),  # noqa: PLW0108 - of the same parameters as the pattern
         _applies,
     )
     for hidden, reason in ((64, None), (32, "only 64 columns")):
@@ -314,3 +314,17 @@ def test_a_fusion_of_a_package_is_tried_and_says_why_not() -> None:
         fuse(gm.graph, [fusion], report)
         assert report.declined.get("t_norm_of_norm") == reason
         assert len(targets(gm.graph)) == (1 if reason is None else 2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "message"),
+    [
+        (lambda x, w: ops.rms_norm(x, w, 1e-5), lambda x, v: ops.rms_norm(x, v, 1e-5), "the parameters are"),
+        (lambda x: ops.silu_and_mul(x), lambda x: (ops.silu_and_mul(x), x), "1 and 2 results"),  # noqa: PLW0108
+        (lambda x: x + 1, lambda x: ops.silu_and_mul(x), "the pattern calls no IR op"),  # noqa: PLW0108
+        (lambda x: (ops.silu_and_mul(x), 1), lambda x: (ops.silu_and_mul(x), 1), "a result is a constant"),
+    ],
+)
+def test_a_fusion_whose_halves_do_not_fit_is_refused(pattern: Any, replacement: Any, message: str) -> None:
+    with pytest.raises(RegistrationError, match=message):
+        Fusion("t_bad", pattern, replacement)

@@ -42,7 +42,7 @@ class Body:
         """Take a traced module."""
         self.module, self.graph = module, module.graph
         self.inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
-        (self.results,) = next(reversed(self.graph.nodes)).args
+        (self.results,) = self.graph.output_node().args
         self.mutates = any(_is_mutable(n) for n in self.graph.nodes)
 
     def inline(self, node: fx.Node, args: Sequence[fx.Node]) -> None:

@@ -79,7 +79,7 @@ class _Walk:
     def __init__(self, graph: fx.Graph, given: set[Root]) -> None:
         self.aliases, self.given = Aliases(graph), given
         self.index = {n: i for i, n in enumerate(graph.nodes)}
-        self.output = next(reversed(graph.nodes))
+        self.output = graph.output_node()
 
     def is_removable(self, clone: fx.Node) -> bool:
         """Return whether nobody can see the difference."""

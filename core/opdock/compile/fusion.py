@@ -12,6 +12,8 @@ from typing import Any
 from torch import fx
 
 from opdock import ir
+from opdock.errors import RegistrationError
+from opdock.journal import Site
 from opdock.compile import fakes
 from opdock.compile.aliases import Aliases
 from opdock.compile.body import ORIGIN
@@ -34,12 +36,33 @@ class Fusion:
         pattern: what is looked for. The last op that it calls must depend on all the others.
         replacement: what takes its place: calls of IR ops.
         applies: given the fake values by parameter name, returns True, or a string that says why not.
+
+    Raises: RegistrationError for two functions that do not fit each other, or a pattern without an op.
     """
 
     name: str
     pattern: Callable[..., Any]
     replacement: Callable[..., Any]
     applies: Callable[[Mapping[str, Any]], bool | str] = lambda _: True
+
+    def __post_init__(self) -> None:
+        """Trace both functions and compare them."""
+        pattern, replacement = self.pattern_graph, self.replacement_graph
+        why = ""
+        if _parameters(pattern) != _parameters(replacement):
+            why = f"the parameters are {_parameters(pattern)} and {_parameters(replacement)}"
+        elif len(_results_of(pattern)) != len(_results_of(replacement)):
+            why = f"there are {len(_results_of(pattern))} and {len(_results_of(replacement))} results"
+        elif not all(isinstance(n, fx.Node) for g in (pattern, replacement) for n in _results_of(g)):
+            why = "a result is a constant"
+        elif not self.parts:
+            why = "the pattern calls no IR op"
+        if why:
+            raise RegistrationError(
+                f"The pattern and the replacement of fusion {self.name!r} do not fit: {why}.",
+                who=[f"{Site.of(fn)}" for fn in (self.pattern, self.replacement)],
+                remedy="give both the same parameters and results; what they compute with must depend on those.",
+            )
 
     @cached_property
     def pattern_graph(self) -> fx.Graph:
@@ -60,6 +83,10 @@ class Fusion:
     def products(self) -> list[ir.IrOp]:
         """The IR ops that the replacement has."""
         return _ops_in(self.replacement_graph)
+
+
+def _parameters(graph: fx.Graph) -> list[str]:
+    return [str(n.target) for n in graph.nodes if n.op == "placeholder"]
 
 
 def _traced(fn: Callable[..., Any]) -> fx.Graph:
@@ -84,8 +111,6 @@ def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> Non
         report: is told what was applied, and why not.
     """
     for fusion in fusions:
-        if not fusion.parts:
-            continue
         calls = [n for n in fusion.pattern_graph.nodes if n.op == "call_function"]
         anchor = next(n for n in reversed(calls) if n.target is not operator.getitem)
         for node in [n for n in graph.nodes if _same_op(anchor, n)][::-1]:
@@ -173,7 +198,7 @@ def _unfit(fusion: Fusion, bound: Bound) -> str:
 
 def _given(bound: Bound) -> dict[str, Any]:
     """Return the fake values by the parameters' names."""
-    return {p.name: fx.map_arg(v, value_of) for p, v in bound.items() if p.op == "placeholder"}
+    return {str(p.target): fx.map_arg(v, value_of) for p, v in bound.items() if p.op == "placeholder"}
 
 
 def _matched(bound: Bound) -> set[fx.Node]:
@@ -181,7 +206,7 @@ def _matched(bound: Bound) -> set[fx.Node]:
 
 
 def _results_of(graph: fx.Graph) -> list[Any]:
-    (results,) = next(reversed(graph.nodes)).args
+    (results,) = graph.output_node().args
     return list(results) if isinstance(results, tuple | list) else [results]
 
 
@@ -210,7 +235,7 @@ def _run(replacement: fx.Graph, given: Mapping[str, Any]) -> dict[fx.Node, Any]:
     with fakes.mode_of(given.values()) or nullcontext():
         for node in replacement.nodes:
             if node.op == "placeholder":
-                values[node] = given.get(node.name)
+                values[node] = given.get(str(node.target))
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
@@ -252,8 +277,10 @@ def _apply(fusion: Fusion, graph: fx.Graph, bound: Bound, values: Mapping[fx.Nod
     inputs = [n for p, n in bound.items() if p.op == "placeholder" and isinstance(n, fx.Node)]
     early = max((order[n] for n in inputs), default=-1) < order[matched[0]]
     donated = {a for n in matched if (call := find_call(n)) is not None and call.donates for a in call.activations}
-    by_name = {p.name: v for p, v in bound.items() if p.op == "placeholder"}
-    env: dict[fx.Node, Any] = {n: by_name[n.name] for n in fusion.replacement_graph.nodes if n.name in by_name}
+    by_name = {str(p.target): v for p, v in bound.items() if p.op == "placeholder"}
+    env: dict[fx.Node, Any] = {
+        n: by_name[str(n.target)] for n in fusion.replacement_graph.nodes if n.op == "placeholder"
+    }
     with graph.inserting_before(matched[0] if early else matched[-1]):
         for each in fusion.replacement_graph.nodes:
             if each.op == "call_function":

@@ -99,7 +99,7 @@ def _misuse(b: Builder) -> str:
 
 def _prune(graph: fx.Graph) -> None:
     """Remove the calls that nothing sees: no result of theirs is used, and what they write is not."""
-    output = next(reversed(graph.nodes))
+    output = graph.output_node()
     kept = {n for n in graph.nodes if n.op in ("placeholder", "get_attr", "output")}
     fixed = {storage_of(val(n)) for n in kept if n is not output}
     grown = True

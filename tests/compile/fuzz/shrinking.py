@@ -84,7 +84,7 @@ def _alike(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _output(graph: fx.Graph) -> Any:
-    return next(reversed(graph.nodes))
+    return graph.output_node()
 
 
 def _finished(program: Program, graph: fx.Graph) -> Program | None:
