@@ -17,8 +17,11 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a
 
 def traced(fn: Callable[..., Any], *args: Any, symbolic: bool = False) -> fx.GraphModule:
     """Return the graph of ``fn`` on fake tensors."""
-    # not `fn` itself: it may have parameters with defaults
-    return make_fx(lambda *given: fn(*given), tracing_mode="symbolic" if symbolic else "fake")(*args)
+
+    def call(*given: Any) -> Any:  # `fn` itself may have parameters with defaults
+        return fn(*given)
+
+    return make_fx(call, tracing_mode="symbolic" if symbolic else "fake")(*args)
 
 
 def targets(graph: fx.Graph) -> list[str]:

@@ -225,6 +225,23 @@ def test_a_call_inside_a_subgraph_is_lowered_and_gives_nothing_away() -> None:
     assert torch.equal(x, X)
 
 
+@pytest.mark.parametrize("overload", ["default", "maybe_inplace"])
+@pytest.mark.parametrize("provider", ["t_kernel", "t_aten"])
+@pytest.mark.usefixtures("in_place")
+def test_torchs_own_check_of_ops_passes_for_in_place_providers_too(provider: str, overload: str) -> None:
+    """Under the dispatcher both overloads are functional: nothing is written, nothing is shared."""
+
+    @ops.fused_add_rms_norm.register_impl("t_aten", inplace=True)
+    def aten(
+        x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        y, total = ir.native.fused_add_rms_norm(x, x_residual, weight, epsilon, variance_size)
+        return x.copy_(y), x_residual.copy_(total)
+
+    ops.fused_add_rms_norm.set_default([provider])
+    torch.library.opcheck(getattr(torch.ops.opdock_ir.fused_add_rms_norm, overload), (X, R, W, 1e-5, None))
+
+
 # -- where code cannot be made
 
 

@@ -12,14 +12,14 @@ from typing import Any
 from torch import fx
 
 from opdock import ir
-from opdock.errors import RegistrationError
-from opdock.journal import Site
 from opdock.compile import fakes
 from opdock.compile.aliases import Aliases
 from opdock.compile.body import ORIGIN
 from opdock.compile.lowering import MADE_BY
 from opdock.compile.nodes import Call, find_call, value_of
 from opdock.compile.report import GraphReport
+from opdock.errors import RegistrationError
+from opdock.journal import Site
 
 Bound = dict[fx.Node, Any]
 

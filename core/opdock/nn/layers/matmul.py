@@ -33,7 +33,7 @@ def _one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, p
     return y.view(*x.shape[:-1], outputs)
 
 
-@torch.compiler.assume_constant_result  # the number of threads when code is compiled is that for which it is made
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # code is made for the threads of its time
 def _parts_now(outputs: int) -> int:
     return _parts(outputs, torch.get_num_threads())
 
