@@ -51,7 +51,26 @@ def _writes(x: Tensor, approximate: str = "none") -> Tensor:
     return ir.native.gelu_and_mul(x, approximate)
 
 
+def _two_results(x: Tensor, approximate: str = "none") -> Any:
+    return ir.native.gelu_and_mul(x, approximate), x * 1
+
+
+def _random(x: Tensor, approximate: str = "none") -> Tensor:
+    return torch.nn.functional.dropout(ir.native.gelu_and_mul(x, approximate))
+
+
+STATE = torch.zeros(())
+
+
+def _counts(x: Tensor, approximate: str = "none") -> Tensor:
+    STATE.add_(1)
+    return ir.native.gelu_and_mul(x, approximate) + STATE
+
+
 FAULTS = {
+    _two_results: "returns 2 results",
+    _random: "draws random numbers",
+    _counts: "writes a tensor that is no argument",
     _reads_data: "cannot be traced",
     _no_fake: "cannot be traced",
     _other_dtype: "returns another result 0",
@@ -64,6 +83,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fn", FAULTS, ids=lambda f: f.__name__.strip("_"))
 def test_a_fault_of_a_provider_names_op_provider_and_line(fn: Callable[..., Any]) -> None:
+    fn.__annotations__["return"] = "Tensor"
     op.register_impl("t_bad")(fn)
     op.set_default(["t_bad", "native"])
     with pytest.raises(LoweringError) as caught:

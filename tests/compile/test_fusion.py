@@ -328,3 +328,22 @@ def test_a_fusion_of_a_package_is_tried_and_says_why_not() -> None:
 def test_a_fusion_whose_halves_do_not_fit_is_refused(pattern: Any, replacement: Any, message: str) -> None:
     with pytest.raises(RegistrationError, match=message):
         Fusion("t_bad", pattern, replacement)
+
+
+def test_a_fusion_that_would_change_the_kind_of_a_result_or_raises_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def once(x: Tensor) -> Any:
+        return ops.silu_and_mul(x)
+
+    def raises(given: Mapping[str, Any]) -> bool:
+        raise KeyError(sorted(given))
+
+    double = Fusion("t_double", once, lambda x: ops.silu_and_mul(x).double())
+    broken = Fusion("t_broken", once, lambda x: ops.silu_and_mul(x * 1), raises)
+    gm, report = traced(once, X), GraphReport()
+    fuse(gm.graph, [double, broken], report)
+    assert targets(gm.graph) == ["opdock_ir.silu_and_mul.default"]
+    assert report.declined["t_double"].startswith("it returns float64[4, 32]")
+    assert report.declined["t_broken"].startswith("it raised KeyError")
+    assert "Fusion t_broken is left out" in caplog.text

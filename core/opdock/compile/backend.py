@@ -21,6 +21,7 @@ from opdock.compile.nodes import calls_in
 from opdock.compile.passes import Passes
 from opdock.compile.report import GraphReport
 from opdock.compile.switches import fusions_in_force
+from opdock.errors import OpdockError
 
 Compiled = Callable[..., Any]
 if why_switched_off():  # torch looks the backend up, and then never calls it
@@ -67,8 +68,13 @@ def opdock(
         ("post_grad_custom_post_pass", passes.after_inductor),
     ):
         patches[name] = _pass(run, key, patches.get(name, getattr(torch._inductor.config, name)))
-    compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches)
-    if not passes.report.choices:
+    try:
+        compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches)
+    except torch._inductor.exc.InductorError as err:
+        if isinstance(err.inner_exception, OpdockError):
+            raise err.inner_exception from None  # Dynamo says whose error it is, and shows this one
+        raise
+    if not passes.report.choices and any(calls_in(gm.graph)):
         passes.report = planned(gm.graph)  # Inductor's cache had the code
     _tell(passes.report)
     return compiled  # type: ignore[no-any-return]

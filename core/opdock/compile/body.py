@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from opdock import ir
 from opdock.compile import fakes
-from opdock.compile.aliases import Aliases, nodes_in
+from opdock.compile.aliases import Aliases, nodes_in, storages_of
 from opdock.compile.layouts import describe, storage_of
 from opdock.compile.nodes import LoweringError
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._ops import HigherOrderOperator
 from torch._subclasses.functional_tensor import dispatch_functionalize
 
 ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack")
@@ -43,7 +45,7 @@ class Body:
         self.module, self.graph = module, module.graph
         self.inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
         (self.results,) = self.graph.output_node().args
-        self.mutates = any(_is_mutable(n) for n in self.graph.nodes)
+        self.mutates = any(is_mutable(n) for n in self.graph.nodes)
 
     def inline(self, node: fx.Node, args: Sequence[fx.Node]) -> None:
         """Put a copy of the body before ``node``, and its results in the place of ``node``'s, which is erased."""
@@ -88,11 +90,16 @@ class Body:
         return made
 
 
+def _is_branch(root: Any) -> bool:
+    return isinstance(root, fx.Node) and root.op == "call_function"
+
+
 def _several(results: Any) -> list[Any]:
     return list(results) if isinstance(results, tuple | list) else [results]
 
 
-def _is_mutable(node: fx.Node) -> bool:
+def is_mutable(node: fx.Node) -> bool:
+    """Return whether a node is known to write."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable) or (
         getattr(node.target, "__name__", "") == "triton_kernel_wrapper_mutation"
@@ -123,7 +130,8 @@ def trace(
         return impl.func_impl_fn(*pytree.tree_unflatten(filled, structure))
 
     def traced(fn: Callable[..., Any], table: Decompositions) -> Body:
-        with torch.no_grad(), mode or nullcontext():
+        # a tensor that the provider closes over is a constant of its body
+        with torch.no_grad(), mode or nullcontext(), _allowing_real_tensors(mode):
             return Body(make_fx(fn, dict(table), tracing_mode="real")(*given))
 
     given = [leaves[k] for k in places]
@@ -131,7 +139,7 @@ def trace(
     try:
         made = traced(body, {})
         _refuse_untruths(impl, names, made)
-        if any(_is_mutable(n) and getattr(n.target, "namespace", "") in ("aten", "prims") for n in made.graph.nodes):
+        if any(is_mutable(n) and getattr(n.target, "namespace", "") in ("aten", "prims") for n in made.graph.nodes):
             # Inductor takes few of aten's in-place and out= overloads here; as functions it fuses them all.
             made = _without_wrappers(traced(dispatch_functionalize(body), decompositions))
         elif decompositions:
@@ -141,6 +149,18 @@ def trace(
     except Exception as err:
         raise _failed(impl, err, arguments) from err
     return made
+
+
+@contextlib.contextmanager
+def _allowing_real_tensors(mode: FakeTensorMode | None) -> Iterator[None]:
+    if mode is None:
+        yield
+        return
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before
 
 
 def is_traced(value: object) -> bool:
@@ -165,9 +185,20 @@ def _refuse_untruths(impl: ir.IrOpImpl, names: Sequence[str], body: Body) -> Non
     inputs = dict(zip(body.inputs, names, strict=True))
     results = nodes_in(body.results)
     for node in body.graph.nodes:
-        for name in {inputs[r] for r in aliases.of(aliases.writes.get(node, ())) if r in inputs}:
-            raise untrue(impl, f"writes {name}, which it does not declare", f"{node.target} writes it.")
-    for name in {inputs[r] for r in aliases.of(results) if r in inputs}:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise untrue(impl, "draws random numbers", f"{node.target}: compiled code would draw others.")
+        if isinstance(node.target, HigherOrderOperator) and not is_mutable(node):
+            continue  # what a branch does is not known, and is taken for harmless
+        for root in aliases.of(aliases.writes.get(node, ())):
+            if root in inputs:
+                raise untrue(impl, f"writes {inputs[root]}, which it does not declare", f"{node.target} writes it.")
+            if isinstance(root, tuple) and root[0] == "attr":
+                raise untrue(impl, "writes a tensor that is no argument", f"{node.target} writes what it closes over.")
+    given = {s: name for node, name in inputs.items() for s in storages_of(node)}
+    direct = aliases.of(n for n in results if not any(_is_branch(r) for r in aliases.roots[n]))
+    shared = [inputs[r] for r in direct if r in inputs]
+    shared += [given[s] for n in results for s in storages_of(n) if s in given]
+    for name in shared:
         raise untrue(impl, f"returns its input {name}, or a view of it", "Compiled code would hand out the input.")
     storages = [s for n in results if (s := storage_of(n.meta.get("val"))) is not None]
     if len(set(storages)) < len(storages):
@@ -182,8 +213,15 @@ def check_results(impl: ir.IrOpImpl, node: fx.Node, body: Body) -> None:
     Raises: LoweringError with both layouts.
     """
     made = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in _several(body.results)]
-    for number, (want, got) in enumerate(zip(_several(node.meta["val"]), made, strict=True)):
-        if not _agree(want, got):
+    promised = _several(node.meta["val"])
+    if len(made) != len(promised) or isinstance(body.results, fx.Node) != isinstance(node.meta["val"], torch.Tensor):
+        raise untrue(
+            impl,
+            f"returns {len(made)} results in another way than the definition of op {impl.op.name}",
+            [f"promised: {', '.join(map(describe, promised))}", f"returned: {', '.join(map(describe, made))}"],
+        )
+    for number, (want, got) in enumerate(zip(promised, made, strict=True)):
+        if not agree(want, got):
             raise untrue(
                 impl,
                 f"returns another result {number} than the definition of op {impl.op.name} promises",
@@ -191,7 +229,8 @@ def check_results(impl: ir.IrOpImpl, node: fx.Node, body: Body) -> None:
             )
 
 
-def _agree(want: Any, got: Any) -> bool:
+def agree(want: Any, got: Any) -> bool:
+    """Return whether one value may stand in the other's place: dtype, device, sizes, strides, offset."""
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         return type(want) is type(got)
     if want.dtype != got.dtype or want.device != got.device or want.dim() != got.dim():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -10,17 +11,20 @@ from functools import cached_property
 from typing import Any
 
 from torch import fx
+from torch._ops import OpOverload
 
 from opdock import ir
 from opdock.compile import fakes
 from opdock.compile.aliases import Aliases
-from opdock.compile.body import ORIGIN
+from opdock.compile.body import ORIGIN, agree
+from opdock.compile.layouts import describe
 from opdock.compile.lowering import MADE_BY
 from opdock.compile.nodes import Call, find_call, value_of
 from opdock.compile.report import GraphReport
 from opdock.errors import RegistrationError
 from opdock.journal import Site
 
+logger = logging.getLogger("opdock")
 Bound = dict[fx.Node, Any]
 
 
@@ -55,6 +59,8 @@ class Fusion:
             why = f"there are {len(_results_of(pattern))} and {len(_results_of(replacement))} results"
         elif not all(isinstance(n, fx.Node) for g in (pattern, replacement) for n in _results_of(g)):
             why = "a result is a constant"
+        elif (odd := [n for g in (pattern, replacement) for n in g.nodes if not _is_plain(n)]) != []:
+            why = f"{odd[0].name} is no torch op: write torch.ops.aten.<name>.<overload>(...)"
         elif not self.parts:
             why = "the pattern calls no IR op"
         if why:
@@ -83,6 +89,12 @@ class Fusion:
     def products(self) -> list[ir.IrOp]:
         """The IR ops that the replacement has."""
         return _ops_in(self.replacement_graph)
+
+
+def _is_plain(node: fx.Node) -> bool:
+    if node.op == "call_function":
+        return isinstance(node.target, OpOverload) or node.target is operator.getitem
+    return node.op in ("placeholder", "output")
 
 
 def _parameters(graph: fx.Graph) -> list[str]:
@@ -118,9 +130,13 @@ def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> Non
             if not _match(anchor, node, bound):
                 continue
             _match_other_results(fusion, bound)
-            reason = _unfit(fusion, bound) or _order_forbids(graph, bound)
-            values = {} if reason else _run(fusion.replacement_graph, _given(bound))
-            reason = reason or _serves_less(fusion, bound, values)
+            try:
+                reason = _unfit(fusion, bound) or _order_forbids(graph, bound)
+                values = {} if reason else _run(fusion.replacement_graph, _given(bound))
+                reason = reason or _changes(fusion, bound, values) or _serves_less(fusion, bound, values)
+            except Exception as err:  # noqa: BLE001 - a package's code: the program is right without it
+                reason = f"it raised {type(err).__name__}: {err}"
+                logger.warning("Fusion %s is left out: %s (%s)", fusion.name, reason, Site.of(fusion.pattern))
             if reason:
                 report.declined[fusion.name] = reason
             else:
@@ -208,6 +224,14 @@ def _matched(bound: Bound) -> set[fx.Node]:
 def _results_of(graph: fx.Graph) -> list[Any]:
     (results,) = graph.output_node().args
     return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def _changes(fusion: Fusion, bound: Bound, values: Mapping[fx.Node, Any]) -> str:
+    """Return a reason if a result would be another kind of tensor."""
+    for mine, theirs in zip(_results_of(fusion.pattern_graph), _results_of(fusion.replacement_graph), strict=True):
+        if mine in bound and not agree(value_of(bound[mine]), values[theirs]):
+            return f"it returns {describe(values[theirs])} for {describe(value_of(bound[mine]))}"
+    return ""
 
 
 def _serves_less(fusion: Fusion, bound: Bound, values: Mapping[fx.Node, Any]) -> str:

@@ -33,7 +33,7 @@ def cache_key(graphs: Iterable[fx.Graph], fusions: Iterable[Fusion]) -> str:
             parts.append(f"{fusion.name}: {implementation_key(*functions)}")
     for name in sorted(reached):
         op = ir.registry[name]
-        providers = " ".join(f"{impl.provider}={impl.uuid()}" for impl in _tried(op))
+        providers = " ".join(f"{impl.provider}{'!' if impl.inplace else ''}={impl.uuid()}" for impl in _tried(op))
         parts.append(f"{op.torch_op}{op.schema}: {providers}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -19,6 +19,7 @@ from opdock.compile.donation import donated_inputs
 from opdock.compile.fusion import Fusion, fuse
 from opdock.compile.fusions import BUILT_IN
 from opdock.compile.lowering import Lowering, refuse_leftovers
+from opdock.compile.realize import realize_before_writes
 from opdock.compile.report import GraphReport
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Passes:
         self.report.clones_removed += remove_clones(graph, self._donated)
         self.report.clones_left += count_clones(graph)
         clean_up(graph)
+        realize_before_writes(graph)
 
 
 def run(graph: fx.Graph, *, fusions: Sequence[Fusion] = BUILT_IN, decompositions: Decompositions = {}) -> GraphReport:  # noqa: B006
