@@ -6,8 +6,8 @@ A step is 122 times fused_add_rms_norm in bfloat16, each followed by a matrix pr
 projections and keeps the norms apart. Kernels: what the profiler saw launched for the step, the products' left out.
 Host: time to launch the step, without waiting for it. Device: replay of the step as a CUDA graph, less the replay of
 the products alone. Providers: the native definition; `bench_triton`, one Triton kernel, in place, inlined into compiled
-code; `bench_opaque`, the same kernel as an opaque torch op. Told for each: the largest error against the step in float64,
-as a multiple of the eager native one (at most 1.5), and the clones that are left.
+code; `bench_opaque`, the same kernel as an opaque torch op. Told for each: the largest error against the step in
+float64, as a multiple of the eager native one (at most 1.5), and the clones that are left.
 """
 
 from __future__ import annotations
