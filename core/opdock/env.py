@@ -78,6 +78,11 @@ def probe_timeout() -> float:
     return seconds
 
 
+def torchdynamo_disabled() -> bool:
+    """Return whether ``TORCHDYNAMO_DISABLE=1`` is set, which torch looks at and no configuration shows."""
+    return os.environ.get("TORCHDYNAMO_DISABLE") == "1"
+
+
 def batch_invariant() -> bool:
     """Return whether ``VLLM_BATCH_INVARIANT`` is on, as it stands now."""
     return flag(VLLM_BATCH_INVARIANT)

@@ -153,7 +153,7 @@ def test_switches_cannot_change_once_in_use(scale: type[Scale], building: Buildi
     """No two layers of one model are built under different switches."""
     with building("all") as config:
         scale()
-        with pytest.raises(OrderError, match="custom_ops cannot change"):
+        with pytest.raises(OrderError, match="The list of switches cannot change"):
             config.compilation_config.custom_ops.append("-scale")
         with pytest.raises(OrderError, match="cannot change"):
             config.compilation_config.custom_ops = ["none"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from opdock import env
 
 logger = logging.getLogger("opdock")
 _said: set[str] = set()
@@ -24,7 +25,7 @@ def why_switched_off() -> str:
     """Return why ``torch.compile`` does nothing in this process, "" if it works."""
     if torch._dynamo.config.disable:
         return "TORCH_COMPILE_DISABLE=1 switches torch.compile off."
-    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+    if env.torchdynamo_disabled():
         return "TORCHDYNAMO_DISABLE=1 switches torch.compile off."
     return ""
 

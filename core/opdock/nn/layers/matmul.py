@@ -33,9 +33,13 @@ def _one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, p
     return y.view(*x.shape[:-1], outputs)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # code is made for the threads of its time
 def _parts_now(outputs: int) -> int:
     return _parts(outputs, torch.get_num_threads())
+
+
+# Compiled code is made for the number of threads of its time. This is all that torch.compiler.assume_constant_result
+# does, but for importing Dynamo, which takes a second.
+_parts_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=256)
