@@ -320,9 +320,18 @@ def _cached(x: Tensor, r: Tensor) -> Any:
     return (z,)
 
 
+def _written_by_the_user(x: Tensor, r: Tensor) -> Any:
+    y = x * 1
+    z = ops.rms_norm(y, None, 1e-5)
+    torch.ops.t_compile.add_rms_norm_(y, r * 1, None, 1e-5)
+    return y, z * 2
+
+
 @needs_compiler
 @pytest.mark.compiler
-@pytest.mark.parametrize("program", [_product, _scattered, _chosen, _cached], ids=lambda p: p.__name__.strip("_"))
+@pytest.mark.parametrize(
+    "program", [_product, _scattered, _chosen, _cached, _written_by_the_user], ids=lambda p: p.__name__.strip("_")
+)
 @pytest.mark.usefixtures("inductor", "in_place")
 def test_a_value_that_is_pending_when_a_kernel_writes_its_input_is_computed_before(program: Any) -> None:
     """Inductor computes element-wise values where they are used, which is too late there."""

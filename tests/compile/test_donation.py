@@ -108,3 +108,22 @@ def test_inputs_count_as_donated_if_all_of_them_is_given_and_nothing_reads_them_
 
     args = (X, R.view(8, 4), torch.randn(6, 8), torch.randn(4, 8), W)
     assert donated_inputs(traced(program, *args).graph) == {0, 1}
+
+
+class _Holder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4, 8))
+        self.weight = torch.nn.Parameter(torch.ones(4, 8))
+
+
+@pytest.mark.parametrize("name", ["kept", "weight"])
+def test_what_belongs_to_a_module_is_not_given_away(name: str) -> None:
+    """The next call would find the op's results in it."""
+
+    class Gives(_Holder):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return norm.maybe_inplace(x, getattr(self, name).view(4, 8), None, 1e-5)[0]
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="which belongs to a module"), torch.no_grad():
+        torch.compile(Gives(), backend="opdock_eager", fullgraph=True)(X.clone())

@@ -349,3 +349,12 @@ def test_a_fusion_that_would_change_a_result_or_raises_stays_out(caplog: pytest.
     assert report.declined["t_double"].startswith("it returns float64[4, 32]")
     assert report.declined["t_broken"].startswith("it raised KeyError")
     assert "Fusion t_broken is left out" in caplog.text
+
+
+def test_views_of_a_fused_result_stay_in_its_storage() -> None:
+    """Alias analysis compares the storages of fake values."""
+    gm = traced(lambda x, r, w: ops.rms_norm(x + r, w, 1e-5).view(-1), X, R, W)
+    run(gm.graph)
+    view = gm.graph.output_node().args[0]
+    storages = [n.meta["val"].untyped_storage()._cdata for n in (view, view.args[0])]
+    assert storages[0] == storages[1]

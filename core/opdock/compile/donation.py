@@ -29,6 +29,7 @@ def check_donations(graph: fx.Graph) -> None:
     for call in calls:
         _refuse_shared_arguments(call)
         for given in call.activations:
+            _refuse_module_state(call, given, tensors)
             for node in _overlapping(given, tensors):
                 late = next((u for u in node.users if order[u] > order[call.node] and _touches(u)), None)
                 if late is not None and node is not call.node:
@@ -50,6 +51,25 @@ def _touches(user: fx.Node) -> bool:
     """Return whether a node reads memory or makes a view; asking for a size does neither."""
     value = value_of(user)
     return not isinstance(value, int | torch.SymInt | torch.Size | torch.dtype | torch.device)
+
+
+def _refuse_module_state(call: Call, given: fx.Node, tensors: list[tuple[fx.Node, torch.Tensor]]) -> None:
+    """Refuse to give away a parameter or buffer: the next call of the module would find it overwritten."""
+    state = next((n for n in _overlapping(given, tensors) if _is_module_state(n)), None)
+    if state is not None:
+        raise DonationError(
+            f"{call.op.name}.maybe_inplace is given {state.name}, which belongs to a module.",
+            who=where(call.node),
+            why="Its memory may hold the op's results: the next call would find them in the module.",
+            remedy=f"call {call.op.name} itself, which keeps its inputs.",
+        )
+
+
+def _is_module_state(node: fx.Node) -> bool:
+    if node.op == "get_attr" or isinstance(value_of(node), torch.nn.Parameter):
+        return True
+    source = getattr(getattr(node, "_dynamo_source", None), "guard_source", None)
+    return "NN_MODULE" in getattr(source() if callable(source) else source, "name", "")
 
 
 def _refuse_shared_arguments(call: Call) -> None:

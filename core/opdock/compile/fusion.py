@@ -305,6 +305,7 @@ def _apply(fusion: Fusion, graph: fx.Graph, bound: Bound, values: Mapping[fx.Nod
     env: dict[fx.Node, Any] = {
         n: by_name[str(n.target)] for n in fusion.replacement_graph.nodes if n.op == "placeholder"
     }
+    values = _kept_values(fusion, bound, values)
     with graph.inserting_before(matched[0] if early else matched[-1]):
         for each in fusion.replacement_graph.nodes:
             if each.op == "call_function":
@@ -321,6 +322,19 @@ def _apply(fusion: Fusion, graph: fx.Graph, bound: Bound, values: Mapping[fx.Nod
     for node in reversed(matched):
         if not node.users:
             graph.erase_node(node)
+
+
+def _kept_values(fusion: Fusion, bound: Bound, values: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
+    """Return the values with the old fake results in place: views of them, further on, are in their storages."""
+    kept = dict(values)
+    for mine, theirs in zip(_results_of(fusion.pattern_graph), _results_of(fusion.replacement_graph), strict=True):
+        if mine in bound:
+            kept[theirs] = value_of(bound[mine])
+            if theirs.target is operator.getitem:
+                several = list(kept[theirs.args[0]])
+                several[theirs.args[1]] = kept[theirs]
+                kept[theirs.args[0]] = tuple(several)
+    return kept
 
 
 def _donate(made: fx.Node, donated: set[fx.Node]) -> None:

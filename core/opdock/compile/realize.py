@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opdock.compile.aliases import Aliases, aten
+from opdock.compile.aliases import FUNCTIONAL, Aliases, aten, is_higher_order
 
 if TYPE_CHECKING:
     from torch import fx
@@ -37,8 +37,13 @@ def realize_before_writes(graph: fx.Graph) -> None:
     aliases = Aliases(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     for kernel in graph.nodes:
-        written = aliases.of(aliases.writes.get(kernel, ()))
-        if not written or getattr(kernel.target, "namespace", "") in ("aten", "prims"):
+        if getattr(kernel.target, "namespace", "") in ("aten", "prims"):
+            continue
+        writes = aliases.writes.get(kernel, [])
+        if is_higher_order(kernel, FUNCTIONAL):  # Inductor's reinplacing may let it write what it gets
+            writes = aliases.reads[kernel]
+        written = aliases.of(writes)
+        if not written:
             continue
         views = aliases.values_in(written)
         waiting = [user for view in views for user in view.users]

@@ -125,6 +125,9 @@ class Builder:
     def can_give(self, given: Sequence[fx.Node], args: Sequence[Any]) -> bool:
         """Return whether a call with these arguments may give some of them away: each alone in its memory."""
         used = nodes_in(args)
+        constants = {storage_of(val(n)) for n in self.graph.nodes if n.op == "get_attr"}
+        if any(storage_of(val(g)) in constants for g in given):  # what belongs to a module is not given away
+            return False
         return not any(overlaps_itself(val(g)) for g in given) and not any(
             overlap(val(g), val(n)) for g in given for n in used if n is not g or used.count(n) > 1
         )

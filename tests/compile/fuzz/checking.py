@@ -108,7 +108,13 @@ def _constants_kept(module: fx.GraphModule) -> Iterator[None]:
 
 
 def _after_inductor(program: Program, module: fx.GraphModule, wanted: list[tuple[Run, list[int]]]) -> str:
-    """Return what breaks when Inductor reinplaces what the passes made, though it gets the program alone right."""
+    """Return what breaks when Inductor reinplaces what the passes made, though it gets the program alone right.
+
+    A program with ``copy_`` is left out: Inductor takes every one for the write-back at the end of a graph, which is
+    the only one that AOTAutograd makes.
+    """
+    if any(str(n.target) == "aten.copy_.default" for n in program.graph.nodes):
+        return ""
     inputs = program.tensors(SALTS[0])
     alone = _verdict(lambda: run_definitions(_reinplaced(program.module()), inputs)[0], wanted[0])
     if alone:
