@@ -177,8 +177,8 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def bench(session: nox.Session) -> None:
-    """Measure the budgets; writes benchmarks/results. `-- --quick` is a short run that writes nothing."""
-    for script in ("dispatch", "generate"):
+    """Measure the budgets; `-- --quick` is a short run, `-- --out benchmarks/results` writes the results."""
+    for script in ("dispatch", "generate", "compile"):
         _run(session, "python", f"benchmarks/{script}.py", *session.posargs)
 
 
