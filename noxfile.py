@@ -39,7 +39,7 @@ MAX_FILE_LINES = 400
 # Lines of code: what an engine loads, without the models, the kit and the commands; and the compiled path.
 COMPILED = "core/opdock/compile/"
 NOT_THE_HOST = ("core/opdock/nn/", "core/opdock/testing/", "core/opdock/cli/", COMPILED)
-MAX_HOST_LINES, MAX_COMPILED_LINES = 6000, 1600
+MAX_HOST_LINES, MAX_COMPILED_LINES = 6000, 1700
 
 
 def _install_once(session: nox.Session, *wanted: str, data: str | None = None) -> None:
@@ -108,7 +108,7 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def budget(session: nox.Session) -> None:
-    """Check the sizes: 400 lines for a file, 6,000 lines of code for the host, 1,600 for the compiled path."""
+    """Check the sizes: 400 lines for a file, 6,000 lines of code for the host, 1,700 for the compiled path."""
     sizes = {path.relative_to(ROOT).as_posix(): _lines(path) for path in _sources()}
     host = sum(
         _lines_of_code(ROOT / name) for name in sizes if name.startswith("core/") and not name.startswith(NOT_THE_HOST)
