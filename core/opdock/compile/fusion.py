@@ -19,13 +19,13 @@ from opdock.compile.aliases import Aliases
 from opdock.compile.body import ORIGIN, agree
 from opdock.compile.layouts import describe
 from opdock.compile.lowering import MADE_BY
+from opdock.compile.matching import Bound, match, match_other_results, same_op
 from opdock.compile.nodes import Call, find_call, value_of
 from opdock.compile.report import GraphReport
 from opdock.errors import RegistrationError
 from opdock.journal import Site
 
 logger = logging.getLogger("opdock")
-Bound = dict[fx.Node, Any]
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> Non
     for fusion in fusions:
         calls = [n for n in fusion.pattern_graph.nodes if n.op == "call_function"]
         anchor = next(n for n in reversed(calls) if n.target is not operator.getitem)
-        for node in [n for n in graph.nodes if _same_op(anchor, n)][::-1]:
+        for node in [n for n in graph.nodes if same_op(anchor, n)][::-1]:
             bound: Bound = {}
-            if not _match(anchor, node, bound):
+            if not match(anchor, node, bound):
                 continue
-            _match_other_results(fusion, bound)
+            match_other_results(fusion.pattern_graph, bound)
             try:
                 reason = _unfit(fusion, bound) or _order_forbids(graph, bound)
                 values = {} if reason else _run(fusion.replacement_graph, _given(bound))
@@ -142,60 +142,6 @@ def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> Non
             else:
                 _apply(fusion, graph, bound, values)
                 report.fused[fusion.name] = report.fused.get(fusion.name, 0) + 1
-
-
-# -- matching
-
-
-def _same_op(pattern: fx.Node, node: Any) -> bool:
-    if not isinstance(node, fx.Node) or node.op != "call_function":
-        return False
-    if pattern.target is node.target:
-        return True
-    mine, theirs = find_call(pattern), find_call(node)
-    return mine is not None and theirs is not None and mine.op is theirs.op
-
-
-def _match(pattern: Any, node: Any, bound: Bound) -> bool:
-    """Bind ``pattern`` and what it depends on to ``node`` and what that depends on; False if they differ."""
-    if not isinstance(pattern, fx.Node):
-        if isinstance(pattern, tuple | list):
-            same_length = isinstance(node, tuple | list) and len(node) == len(pattern)
-            return same_length and all(_match(p, n, bound) for p, n in zip(pattern, node, strict=True))
-        return type(pattern) is type(node) and bool(pattern == node)
-    if pattern in bound:
-        return bound[pattern] is node or (not isinstance(node, fx.Node) and bound[pattern] == node)
-    if pattern.op == "placeholder":
-        bound[pattern] = node
-        return True
-    if not _same_op(pattern, node):
-        return False
-    bound[pattern] = node
-    mine, theirs = _arguments(pattern), _arguments(node)
-    return len(mine) == len(theirs) and all(_match(p, n, bound) for p, n in zip(mine, theirs, strict=True))
-
-
-def _arguments(node: fx.Node) -> list[Any]:
-    """Return all arguments in the order of the schema, so that calls that say the same look the same."""
-    call = find_call(node)
-    if call is not None:
-        return list(call.arguments.values())
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return [*node.args, *node.kwargs.values()]
-    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
-    return [given.get(a.name, a.default_value) for a in schema.arguments]
-
-
-def _match_other_results(fusion: Fusion, bound: Bound) -> None:
-    """Bind the results that the anchor does not depend on, where the graph uses them: items of a tuple."""
-    for pattern in fusion.pattern_graph.nodes:
-        if pattern.op == "call_function" and pattern not in bound and pattern.target is operator.getitem:
-            source = bound.get(pattern.args[0])
-            users = source.users if isinstance(source, fx.Node) else ()
-            found = next((u for u in users if u.target is operator.getitem and u.args[1] == pattern.args[1]), None)
-            if found is not None:
-                bound[pattern] = found
 
 
 # -- deciding
