@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +96,43 @@ def test_the_text_shows_the_same(install: Install, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     for part in ("Platform: cpu", "Switches: all", "narrower than 1024", "dist-kernels", "[1x128]", "wide, native"):
         assert part in out
+
+
+def test_compiled_mode_is_explained_for_a_model_without_its_weights(
+    model: Path, install: Install, json_of: Json
+) -> None:
+    """Every call with what it becomes, and why not the others; layers are switched off there."""
+    kernels(install)
+    told = json_of("explain", "--compiled", str(model), "--tokens", "3")
+    assert told["schema"] == "opdock.compiled/1"
+    assert told["clones_left"] == 0
+    (silu, *_) = [choice for choice in told["choices"] if choice["op"] == "silu_and_mul"]
+    assert silu["provider"] == "native"
+    assert {v["provider"]: v["reason"] for v in silu["verdicts"]}["wide"] == "narrower than 1024"
+
+
+def test_compiled_mode_as_a_table_shows_the_switches(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--compiled", str(model)]) == 0
+    out = capsys.readouterr().out
+    assert "Switches of op classes: none" in out
+    assert "fused_add_rms_norm" in out
+    assert "clones removed" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rms_norm", "--compiled", "smollm2"], "--compiled is about a whole model"),
+        (["--compiled", "smollm2", "--tokens", "0"], "--tokens 0 is not possible"),
+        (["--compiled", "/no/such/model"], "/no/such/model"),
+        (
+            ["--compiled", "smollm2", "--compilation-config", '{"fusions": ["-add_rms_nrm"]}'],
+            "Did you mean 'add_rms_norm'",
+        ),
+    ],
+)
+def test_bad_input_about_compiled_mode_is_one_clear_error(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", *words]) == 1
+    assert message in capsys.readouterr().err
