@@ -88,6 +88,7 @@ def test_switches_and_priorities_reach_the_model(model: Path, json_of: Json) -> 
         (["--compilation-config", '{"custom_ops": ["-zzz"]}'], "no op class is called 'zzz'"),
         (["--compilation-config", '{"mode": 9}'], "no compilation mode"),
         (["--compilation-config", '{"fusions": ["add_norm"]}'], "Invalid syntax"),
+        (["--compilation-config", '{"mode": 3, "fusions": ["-add_rms_nrm"]}'], "Did you mean 'add_rms_norm'"),
         (["--ir-op-priority.rms_norm=cuda_c"], "has no provider 'cuda_c'"),
         (["--ir-op-priority.rms_nrom=native"], "Did you mean 'rms_norm'"),
         (["--max-tokens", "0"], "max_tokens=0"),

@@ -81,7 +81,7 @@ def _import_layers() -> None:
 
 
 def _refuse_unknown_switches(config: OpdockConfig) -> None:
-    """Raise ConfigError for a switch of an op that does not exist; every op of our models is registered now."""
+    """Raise ConfigError for a switch of an op or fusion that does not exist; all of our models are registered now."""
     from opdock.errors import ConfigError, suggest
     from opdock.registry import op_registry
 
@@ -91,6 +91,10 @@ def _refuse_unknown_switches(config: OpdockConfig) -> None:
                 f"custom_ops has {directive!r}, but no op class is called {directive[1:]!r}.",
                 remedy=suggest(directive[1:], op_registry),
             )
+    if config.compilation_config.fusions:
+        from opdock.compile.switches import fusions_in_force
+
+        fusions_in_force(config.compilation_config.fusions)
 
 
 def _generate(args: argparse.Namespace, sampling: Any) -> tuple[dict[str, Any], bool]:

@@ -30,6 +30,7 @@ def explain_compiled(
 
     Raises: as ``load_model``; LoweringError for a provider that does not keep its promises.
     """
+    fusions = fusions_in_force(None)  # a misspelt one is told before long work
     with FakeTensorMode(), torch.no_grad():
         model = load_without_weights(path, dtype=dtype)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -37,4 +38,4 @@ def explain_compiled(
         tokens = torch.zeros(num_tokens, dtype=torch.long, device=device)
         positions = torch.arange(num_tokens, device=device)
         traced = make_fx(lambda held, *inputs: functional_call(model, held, inputs))(state, tokens, positions)
-    return run(traced.graph, fusions=fusions_in_force(None))
+    return run(traced.graph, fusions=fusions)
