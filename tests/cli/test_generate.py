@@ -53,6 +53,7 @@ def test_the_schema_is_stable(model: Path, json_of: Json) -> None:
         "tokens_per_second",
         "model",
         "dtype",
+        "compiled",
         "platform",
         "platform_reason",
         "served",

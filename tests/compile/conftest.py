@@ -54,6 +54,7 @@ _LIBRARY = Library("t_compile", "FRAGMENT")
 _LIBRARY.define("add_rms_norm_(Tensor(a!) x, Tensor(b!) x_residual, Tensor? weight, float epsilon) -> ()")
 _LIBRARY.define("rms_norm(Tensor x, Tensor? weight, float epsilon) -> Tensor")
 _LIBRARY.define("permuted(Tensor x) -> Tensor")
+_LIBRARY.define("writes_both_(Tensor(a!) x, Tensor x_residual) -> ()")
 
 
 def _add_rms_norm_(x: torch.Tensor, x_residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> None:
@@ -69,6 +70,10 @@ torch.library.register_fake("t_compile::rms_norm", lambda x, w, e: torch.empty_l
 # The fake says dense, the kernel makes columns.
 _LIBRARY.impl("permuted", lambda x: (x + 1).t().contiguous().t(), "CompositeExplicitAutograd")
 torch.library.register_fake("t_compile::permuted", torch.empty_like, lib=_LIBRARY)
+
+
+_LIBRARY.impl("writes_both_", lambda x, r: (x.add_(r), r.mul_(2), None)[2], "CompositeExplicitAutograd")
+torch.library.register_fake("t_compile::writes_both_", lambda *_: None, lib=_LIBRARY)
 
 
 @pytest.fixture

@@ -152,3 +152,19 @@ def test_a_kernel_that_lays_its_result_out_otherwise_than_its_fake_is_found() ->
         run(traced(op, X).graph)
     assert f"{__file__}:{_kernel_lies.__code__.co_firstlineno}" in str(caught.value)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_kernel_that_writes_what_its_schema_does_not_say_is_found() -> None:
+    """Case B41: compiled code would take the clone of that argument away."""
+    norm = ir.ops.fused_add_rms_norm
+
+    @norm.register_impl("t_bad", inplace=True)
+    def provider(
+        x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        torch.ops.t_compile.writes_both_(x, x_residual)
+        return x, x_residual
+
+    norm.set_default(["t_bad"])
+    with pytest.raises(LoweringError, match="calls a torch op whose schema is not true"):
+        run(traced(lambda x, r: norm(x, r, None, 1e-5), X, X + 1).graph)

@@ -134,6 +134,7 @@ def _generate(args: argparse.Namespace, sampling: Any) -> tuple[dict[str, Any], 
         "tokens_per_second": round(made.new_tokens / seconds, 2) if seconds else 0.0,
         "model": str(loaded.path),
         "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+        "compiled": compiles,
         "platform": context.platform().device_name,
         "platform_reason": selection.reason if selection else "",
         "served": _served(recording),
@@ -222,7 +223,8 @@ def _print(told: dict[str, Any]) -> None:
         else (r["op"], "IR op", r["served_by"], r["calls"])
         for r in told["served"]
     ]
-    render.table(("op", "class", "method or provider", "calls"), rows)
+    # compiled code has no calls to count, only places that were lowered
+    render.table(("op", "class", "method or provider", "call sites" if told["compiled"] else "calls"), rows)
     render.line(
         f"{told['prompt_tokens']} prompt tokens, {told['new_tokens']} new ones in {told['seconds']} s "
         f"({told['tokens_per_second']} tokens/s, counting included), ended by: {told['finish_reason']}",

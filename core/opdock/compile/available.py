@@ -57,7 +57,7 @@ def _why_no_cpp() -> str:
     try:
         cpp_builder.get_cpp_compiler()
     except (exc.InvalidCxxCompiler, RuntimeError) as err:
-        return f"no C++ compiler works: {str(err).partition(chr(10))[0]} Install g++, or name one in CXX."
+        return f"no C++ compiler works: {str(err).partition(chr(10))[0].rstrip('.')}. Install g++, or name one in CXX."
     return ""
 
 

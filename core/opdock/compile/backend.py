@@ -76,7 +76,7 @@ def opdock(
         raise
     if not passes.report.choices and any(calls_in(gm.graph)):
         passes.report = planned(gm.graph)  # Inductor's cache had the code
-    _tell(passes.report)
+    tell(passes.report)
     return compiled  # type: ignore[no-any-return]
 
 
@@ -97,7 +97,7 @@ def opdock_eager(
         passes.before_inductor(traced.graph)
         passes.after_inductor(traced.graph)
         traced.recompile()
-        _tell(passes.report)
+        tell(passes.report)
         return traced.forward
 
     made: Compiled = aot_autograd(fw_compiler=compile_graph, keep_inference_input_mutations=True)(gm, example_inputs)
@@ -160,7 +160,8 @@ def observing() -> Iterator[list[GraphReport]]:
         _observers.reset(token)
 
 
-def _tell(report: GraphReport) -> None:
+def tell(report: GraphReport) -> None:
+    """Give a report to who observes in this context, and to the packages that have the hook."""
     for reports in _observers.get():
         reports.append(report)
     from opdock.platforms import current, hooks

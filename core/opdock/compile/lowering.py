@@ -75,7 +75,7 @@ class Lowering:
             choice = _choose(call, given, mode)
             traced = body.trace(choice.winner, given, mode, self._decompositions)
             body.check_results(choice.winner, call.node, traced)
-            real.check_real_results(choice.winner, call.node.meta["val"])
+            real.check_real_results(choice.winner, call.node.meta["val"], opaque_writes=traced.mutates)
             self._report.bodies += 1
             self._bodies[key] = choice, traced
         return self._bodies[key]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.schema_check_mode import SchemaCheckMode
 
 from opdock import ir
 from opdock.compile.body import untrue
@@ -16,7 +17,7 @@ _TOKENS = 6
 _checked: weakref.WeakSet[ir.IrOpImpl] = weakref.WeakSet()
 
 
-def check_real_results(impl: ir.IrOpImpl, like: Any) -> None:
+def check_real_results(impl: ir.IrOpImpl, like: Any, *, opaque_writes: bool) -> None:
     """Run a provider once in this process on small inputs, real and fake, and compare what comes back.
 
     Nothing is run for the native definition, whose fake is itself, for an op without an input generator, and where
@@ -25,6 +26,7 @@ def check_real_results(impl: ir.IrOpImpl, like: Any) -> None:
     Args:
         impl: the provider.
         like: a result of the call that it was chosen for, fake: says on which device.
+        opaque_writes: whether it calls torch ops that write: then their schemas are checked too.
 
     Raises: LoweringError with both layouts, or with what the kernel raised.
     """
@@ -49,6 +51,8 @@ def check_real_results(impl: ir.IrOpImpl, like: Any) -> None:
             returned = _several(impl.func_impl_fn(*real))
         except Exception as err:
             raise untrue(impl, f"raises {type(err).__name__} on inputs that supports_args takes", str(err)) from err
+        if opaque_writes:
+            _refuse_untrue_schemas(impl, real)
     for number, (want, got) in enumerate(zip(promised, returned, strict=True)):
         if _geometry(want) != _geometry(got):
             raise untrue(
@@ -56,6 +60,18 @@ def check_real_results(impl: ir.IrOpImpl, like: Any) -> None:
                 f"has a fake implementation that says otherwise than its kernel about result {number}",
                 [f"fake: {describe(want)}", f"real: {describe(got)}"],
             )
+
+
+def _refuse_untrue_schemas(impl: ir.IrOpImpl, args: list[Any]) -> None:
+    """Refuse a kernel that writes what its schema does not say: its clone may be taken away."""
+    try:
+        with SchemaCheckMode():
+            impl.func_impl_fn(*args)
+    except RuntimeError as err:
+        if "defined as mutable" in str(err) or "defined to alias" in str(err):
+            raise untrue(impl, "calls a torch op whose schema is not true", str(err)) from err
+    except NotImplementedError:  # a higher-order operator, which this mode does not take
+        return
 
 
 def _several(results: Any) -> list[Any]:

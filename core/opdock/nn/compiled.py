@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 
 import torch
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from opdock.compile.backend import tell
 from opdock.compile.passes import run
 from opdock.compile.report import GraphReport
 from opdock.compile.switches import fusions_in_force
@@ -37,5 +39,9 @@ def explain_compiled(
         device = next(iter(state.values())).device
         tokens = torch.zeros(num_tokens, dtype=torch.long, device=device)
         positions = torch.arange(num_tokens, device=device)
-        traced = make_fx(lambda held, *inputs: functional_call(model, held, inputs))(state, tokens, positions)
-    return run(traced.graph, fusions=fusions)
+        # the forms of aten ops that Inductor's graph has: fusions match them
+        table = select_decomp_table()
+        traced = make_fx(lambda held, *inputs: functional_call(model, held, inputs), table)(state, tokens, positions)
+    report = run(traced.graph, fusions=fusions, decompositions=table)
+    tell(report)
+    return report

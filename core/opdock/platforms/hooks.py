@@ -82,9 +82,14 @@ def _add(manager: pluggy.PluginManager, candidate: metadata.Candidate) -> None:
     reason = loading.locate(candidate)
     if reason:
         raise ImportError(reason)
-    manager.register(loading.load(candidate), name=f"{candidate.dist.name}:{candidate.name}")
-    _owners[f"{candidate.dist.name}:{candidate.name}"] = owner_of(candidate)
-    manager.check_pending()
+    name = f"{candidate.dist.name}:{candidate.name}"
+    manager.register(loading.load(candidate), name=name)
+    _owners[name] = owner_of(candidate)
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError:
+        manager.unregister(name=name)  # left out means all of it
+        raise
 
 
 _owners: dict[str, journal.Owner] = {}
