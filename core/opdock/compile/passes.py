@@ -1,6 +1,6 @@
 """The passes over a graph of AOTAutograd, in the order in which they run.
 
-Check (``donation.check_donations``, on Dynamo's graph) → fuse → lower → remove clones → clean up → Inductor.
+Check (``donation.check_donations``, on Dynamo's graph) → fuse → lower → remove clones → clean up → realize → Inductor.
 
 Inductor's own passes run between the two halves of lowering: they take the graph for free of writes, and drop every
 clone whose layout equals its source's. Bodies that write nothing go in before them, so that Inductor sees through
@@ -47,7 +47,7 @@ class Passes:
         clean_up(graph)
 
     def after_inductor(self, graph: fx.Graph) -> None:
-        """Lower the rest, remove clones, clean up."""
+        """Lower the rest, remove clones, clean up, and have computed what opaque kernels would overwrite."""
         self._lowering.lower(graph, also_mutating=True)
         refuse_leftovers(graph)
         self.report.donated |= self._donated
