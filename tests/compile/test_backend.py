@@ -288,64 +288,6 @@ def test_with_torch_compile_switched_off_models_run_eagerly_and_say_so_once(monk
     assert done.stderr.count("TORCH_COMPILE_DISABLE=1 switches torch.compile off") == 1
 
 
-# -- what is read before an opaque kernel writes it, and used afterwards
-
-
-def _product(x: Tensor, r: Tensor) -> Any:
-    y = x * 2
-    k = y + r
-    z, _ = ops.fused_add_rms_norm(y, k, None, 1e-5)
-    return z, k * z
-
-
-def _scattered(x: Tensor, r: Tensor) -> Any:
-    y = x * 2
-    k = torch.slice_scatter(r, y[:1], 0, 2, 3)
-    z, _ = ops.fused_add_rms_norm(y, k, None, 1e-5)
-    return z, k + z
-
-
-def _chosen(x: Tensor, r: Tensor) -> Any:
-    y = x.softmax(-1)
-    k = torch.where(r > 0, y, r)
-    z, _ = ops.fused_add_rms_norm(y, k, None, 1e-5)
-    return z, k + z
-
-
-def _cached(x: Tensor, r: Tensor) -> Any:
-    y = x * 2
-    r[2:3].copy_(y[:1])
-    z, _ = ops.fused_add_rms_norm(y, r, None, 1e-5)
-    r.add_(z)
-    return (z,)
-
-
-def _written_by_the_user(x: Tensor, r: Tensor) -> Any:
-    y = x * 1
-    z = ops.rms_norm(y, None, 1e-5)
-    torch.ops.t_compile.add_rms_norm_(y, r * 1, None, 1e-5)
-    return y, z * 2
-
-
-@needs_compiler
-@pytest.mark.compiler
-@pytest.mark.parametrize(
-    "program", [_product, _scattered, _chosen, _cached, _written_by_the_user], ids=lambda p: p.__name__.strip("_")
-)
-@pytest.mark.usefixtures("inductor", "in_place")
-def test_a_value_that_is_pending_when_a_kernel_writes_its_input_is_computed_before(program: Any) -> None:
-    """Inductor computes element-wise values where they are used, which is too late there."""
-    x, r = torch.randn(4, 8), torch.randn(4, 8)
-    x2, r2 = x.clone(), r.clone()
-    with torch.no_grad():
-        got = torch.compile(program, backend="opdock", fullgraph=True)(x, r)
-        ops.fused_add_rms_norm.set_default(["native"])
-        for a, b in zip(got, program(x2, r2), strict=True):
-            torch.testing.assert_close(a, b)
-    torch.testing.assert_close(r, r2)
-    assert torch.equal(x, x2)
-
-
 def test_an_error_of_a_provider_is_what_dynamo_shows() -> None:
     """Not Inductor's wrapper around it."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from opdock.compile.available import say_eager, why_not_inductor, why_switched_off
-from opdock.compile.donation import check_donations
+from opdock.compile.donation import check_donations, keep_copies
 from opdock.compile.key import cache_key
 from opdock.compile.lowering import planned
 from opdock.compile.nodes import calls_in
@@ -111,6 +111,7 @@ def _check(gm: fx.GraphModule) -> None:
             for call in list(calls_in(graph)):
                 call.node.target = call.op.torch_ops.default
         check_donations(graph)
+        keep_copies(graph)
 
 
 def _graphs(gm: fx.GraphModule) -> list[fx.Graph]:

@@ -36,6 +36,22 @@ def check_donations(graph: fx.Graph) -> None:
                     raise _used_again(call, given, node, late)
 
 
+def keep_copies(graph: fx.Graph) -> None:
+    """Let only those calls give memory away whose activations are all inputs of the graph, or views of them.
+
+    Passes that run before ours take the graph for functional: they may put an input in the place of its copy, and the
+    copy was what the program gave away. For values inside the graph giving away changes nothing: who overwrites them
+    is found by liveness.
+
+    Args:
+        graph: of Dynamo; other calls become calls of the default overload.
+    """
+    inputs = {storage_of(value_of(n)) for n in graph.nodes if n.op == "placeholder"} - {None}
+    for call in list(calls_in(graph)):
+        if call.donates and not all(storage_of(value_of(a)) in inputs for a in call.activations):
+            call.node.target = call.op.torch_ops.default
+
+
 def _overlapping(given: fx.Node, tensors: list[tuple[fx.Node, torch.Tensor]]) -> Iterator[fx.Node]:
     value = value_of(given)
     if not isinstance(value, torch.Tensor):
