@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from opdock.compile.layouts import storage_of
+from opdock.compile.nodes import several
 
 aten = torch.ops.aten
 
@@ -33,9 +34,7 @@ def nodes_in(argument: Any) -> list[fx.Node]:
 
 def storages_of(node: fx.Node) -> set[int]:
     """Return the storages of a node's value, or of the values in it."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else [value]
-    return {s for s in map(storage_of, values) if s is not None}
+    return {s for s in map(storage_of, several(node.meta.get("val"))) if s is not None}
 
 
 def is_higher_order(node: fx.Node, names: set[str]) -> bool:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._ops import HigherOrderOperator
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -18,12 +20,10 @@ from opdock import ir
 from opdock.compile import fakes
 from opdock.compile.aliases import Aliases, nodes_in, storages_of
 from opdock.compile.layouts import describe, storage_of
-from opdock.compile.nodes import LoweringError
+from opdock.compile.nodes import LoweringError, is_mutable, several
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._ops import HigherOrderOperator
-from torch._subclasses.functional_tensor import dispatch_functionalize
 
 ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack")
 """What ``meta`` says of where a node comes from."""
@@ -56,7 +56,7 @@ class Body:
             value, given = mine.meta.get("val"), theirs.meta.get("val")
             if isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor):
                 bases.setdefault(value.untyped_storage()._cdata, fakes.base_of(given))  # type: ignore[arg-type]
-        for mine, promised in zip(_several(self.results), _several(node.meta["val"]), strict=True):
+        for mine, promised in zip(several(self.results), several(node.meta["val"]), strict=True):
             if isinstance(mine, fx.Node):  # views of the result, further on, are in the promised value's storage
                 bases.setdefault(mine.meta["val"].untyped_storage()._cdata, fakes.base_of(promised))
         kept: dict[str, Any] = {key: node.meta[key] for key in ORIGIN if key in node.meta}
@@ -94,18 +94,6 @@ def _is_branch(root: Any) -> bool:
     return isinstance(root, fx.Node) and root.op == "call_function"
 
 
-def _several(results: Any) -> list[Any]:
-    return list(results) if isinstance(results, tuple | list) else [results]
-
-
-def is_mutable(node: fx.Node) -> bool:
-    """Return whether a node is known to write."""
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable) or (
-        getattr(node.target, "__name__", "") == "triton_kernel_wrapper_mutation"
-    )
-
-
 def trace(
     impl: ir.IrOpImpl, arguments: Mapping[str, Any], mode: FakeTensorMode | None, decompositions: Decompositions
 ) -> Body:
@@ -137,7 +125,7 @@ def trace(
     given = [leaves[k] for k in places]
     names = [n for n, value in arguments.items() for leaf in pytree.tree_leaves(value) if is_traced(leaf)]
     try:
-        made = traced(body, {})
+        made = traced(body, {})  # as the provider is written: decompositions take no out=, and hide what writes
         _refuse_untruths(impl, names, made)
         if any(is_mutable(n) and getattr(n.target, "namespace", "") in ("aten", "prims") for n in made.graph.nodes):
             # Inductor takes few of aten's in-place and out= overloads here; as functions it fuses them all.
@@ -212,8 +200,8 @@ def check_results(impl: ir.IrOpImpl, node: fx.Node, body: Body) -> None:
 
     Raises: LoweringError with both layouts.
     """
-    made = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in _several(body.results)]
-    promised = _several(node.meta["val"])
+    made = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in several(body.results)]
+    promised = several(node.meta["val"])
     if len(made) != len(promised) or isinstance(body.results, fx.Node) != isinstance(node.meta["val"], torch.Tensor):
         raise untrue(
             impl,

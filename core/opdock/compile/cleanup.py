@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch._ops import HigherOrderOperator
+
+from opdock.compile.nodes import is_mutable
+
 if TYPE_CHECKING:
     from torch import fx
 
@@ -23,11 +27,4 @@ def clean_up(graph: fx.Graph) -> None:
 def _may_matter(node: fx.Node) -> bool:
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    schema = getattr(node.target, "_schema", None)
-    return node.is_impure() or (schema is not None and bool(schema.is_mutable)) or _is_higher_order(node)
-
-
-def _is_higher_order(node: fx.Node) -> bool:
-    from torch._ops import HigherOrderOperator
-
-    return isinstance(node.target, HigherOrderOperator)
+    return node.is_impure() or is_mutable(node) or isinstance(node.target, HigherOrderOperator)

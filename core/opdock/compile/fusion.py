@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 from opdock import ir
 from opdock.compile import fakes
@@ -20,7 +20,7 @@ from opdock.compile.body import ORIGIN, agree
 from opdock.compile.layouts import describe
 from opdock.compile.lowering import MADE_BY
 from opdock.compile.matching import Bound, match, match_other_results, same_op
-from opdock.compile.nodes import Call, find_call, value_of
+from opdock.compile.nodes import Call, find_call, is_mutable, several, value_of
 from opdock.compile.report import GraphReport
 from opdock.errors import RegistrationError
 from opdock.journal import Site
@@ -130,17 +130,19 @@ def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> Non
             if not match(anchor, node, bound):
                 continue
             match_other_results(fusion.pattern_graph, bound)
+            before = None
             try:
-                reason = _unfit(fusion, bound) or _order_forbids(graph, bound)
+                before, reason = _place(graph, bound)
+                reason = reason or _unfit(fusion, bound)
                 values = {} if reason else _run(fusion.replacement_graph, _given(bound))
                 reason = reason or _changes(fusion, bound, values) or _serves_less(fusion, bound, values)
             except Exception as err:  # noqa: BLE001 - a package's code: the program is right without it
                 reason = f"it raised {type(err).__name__}: {err}"
                 logger.warning("Fusion %s is left out: %s (%s)", fusion.name, reason, Site.of(fusion.pattern))
-            if reason:
+            if before is None or reason:
                 report.declined[fusion.name] = reason
             else:
-                _apply(fusion, graph, bound, values)
+                _apply(fusion, graph, bound, values, before)
                 report.fused[fusion.name] = report.fused.get(fusion.name, 0) + 1
 
 
@@ -168,8 +170,7 @@ def _matched(bound: Bound) -> set[fx.Node]:
 
 
 def _results_of(graph: fx.Graph) -> list[Any]:
-    (results,) = graph.output_node().args
-    return list(results) if isinstance(results, tuple | list) else [results]
+    return several(graph.output_node().args[0])
 
 
 def _changes(fusion: Fusion, bound: Bound, values: Mapping[fx.Node, Any]) -> str:
@@ -212,49 +213,40 @@ def _run(replacement: fx.Graph, given: Mapping[str, Any]) -> dict[fx.Node, Any]:
     return values
 
 
-def _order_forbids(graph: fx.Graph, bound: Bound) -> str:
-    """Return a reason if the parts cannot run as one: something is written in between, or a result is needed before."""
+def _place(graph: fx.Graph, bound: Bound) -> tuple[fx.Node | None, str]:
+    """Return the node before which the parts can run as one; or None, and why they cannot."""
     order = {n: i for i, n in enumerate(graph.nodes)}
     matched = sorted(_matched(bound), key=order.__getitem__)
-    first, last = order[matched[0]], order[matched[-1]]
+    first, last = matched[0], matched[-1]
     inputs = [n for p, n in bound.items() if p.op == "placeholder" and isinstance(n, fx.Node)]
-    between = list(graph.nodes)[first : last + 1]
-    if any(map(_may_write, between)):
+    between = list(graph.nodes)[order[first] : order[last] + 1]
+    if any(is_mutable(n) or isinstance(n.target, HigherOrderOperator) for n in between):
         aliases = Aliases(graph)
         watched = aliases.of([*inputs, *matched])
         if any(aliases.of(aliases.writes.get(n, ())) & watched for n in between):
-            return "something that it uses is written in between"
-    if max((order[n] for n in inputs), default=-1) < first:
-        return ""
-    early = (u for n in matched for u in n.users if u not in matched and order[u] < last)
-    user = next(early, None)
-    return f"{user.name} needs a result before the last part has run" if user is not None else ""
-
-
-def _may_write(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or bool(schema.is_mutable)
+            return None, "something that it uses is written in between"
+    if all(order[n] < order[first] for n in inputs):
+        return first, ""
+    early = next((u for n in matched for u in n.users if u not in matched and order[u] < order[last]), None)
+    if early is not None:
+        return None, f"{early.name} needs a result before the last part has run"
+    return last, ""
 
 
 # -- applying
 
 
-def _apply(fusion: Fusion, graph: fx.Graph, bound: Bound, values: Mapping[fx.Node, Any]) -> None:
-    order = {n: i for i, n in enumerate(graph.nodes)}
-    matched = sorted(_matched(bound), key=order.__getitem__)
-    inputs = [n for p, n in bound.items() if p.op == "placeholder" and isinstance(n, fx.Node)]
-    early = max((order[n] for n in inputs), default=-1) < order[matched[0]]
+def _apply(fusion: Fusion, graph: fx.Graph, bound: Bound, values: Mapping[fx.Node, Any], before: fx.Node) -> None:
+    matched = [n for n in graph.nodes if n in _matched(bound)]
     donated = {a for n in matched if (call := find_call(n)) is not None and call.donates for a in call.activations}
-    by_name = {str(p.target): v for p, v in bound.items() if p.op == "placeholder"}
-    env: dict[fx.Node, Any] = {
-        n: by_name[str(n.target)] for n in fusion.replacement_graph.nodes if n.op == "placeholder"
-    }
+    given = {str(p.target): v for p, v in bound.items() if p.op == "placeholder"}
     values = _kept_values(fusion, bound, values)
-    with graph.inserting_before(matched[0] if early else matched[-1]):
+    env: dict[fx.Node, Any] = {}
+    with graph.inserting_before(before):
         for each in fusion.replacement_graph.nodes:
-            if each.op == "call_function":
+            if each.op == "placeholder":
+                env[each] = given[str(each.target)]
+            elif each.op == "call_function":
                 args, kwargs = fx.map_arg((each.args, each.kwargs), env.__getitem__)
                 called = find_call(each)
                 name = called.op.name if called else None

@@ -72,7 +72,9 @@ def calls_in(graph: fx.Graph) -> Iterator[Call]:
 
 def find_call(node: fx.Node) -> Call | None:
     """Return the call of an IR op that a node is, if it is one."""
-    found = _overloads().get(node.target) if node.op == "call_function" else None
+    if node.op != "call_function" or getattr(node.target, "namespace", None) != NAMESPACE:
+        return None
+    found = _overloads().get(node.target)
     return Call(node, *found) if found else None
 
 
@@ -83,6 +85,19 @@ def _overloads() -> Mapping[Any, tuple[ir.IrOp, bool]]:
         if op.torch_ops.maybe_inplace is not None:
             found[op.torch_ops.maybe_inplace] = op, True
     return found
+
+
+def several(results: Any) -> list[Any]:
+    """Return what a call returns as a list: one value, or the items of a tuple."""
+    return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def is_mutable(node: fx.Node) -> bool:
+    """Return whether a node is known to write: by its schema, or as a Triton kernel's."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable) or (
+        getattr(node.target, "__name__", "") == "triton_kernel_wrapper_mutation"
+    )
 
 
 def value_of(node: fx.Node) -> Any:

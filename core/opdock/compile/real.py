@@ -12,6 +12,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from opdock import ir
 from opdock.compile.body import untrue
 from opdock.compile.layouts import describe
+from opdock.compile.nodes import several
 
 _TOKENS = 6
 _checked: weakref.WeakSet[ir.IrOpImpl] = weakref.WeakSet()
@@ -33,7 +34,7 @@ def check_real_results(impl: ir.IrOpImpl, like: Any, *, opaque_writes: bool) -> 
     if impl in _checked or impl.is_native or not impl.op.has_input_generator:
         return
     _checked.add(impl)
-    device = next(v.device for v in _several(like))
+    device = next(v.device for v in several(like))
     with unset_fake_temporarily(), torch.no_grad():
         with torch.random.fork_rng(devices=[]):
             made = impl.op.apply_arg_defaults(impl.op.generate_inputs(num_tokens=_TOKENS))
@@ -44,11 +45,11 @@ def check_real_results(impl: ir.IrOpImpl, like: Any, *, opaque_writes: bool) -> 
         fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in real]
         try:
             with mode:
-                promised = _several(impl.func_impl_fn(*fake))
+                promised = several(impl.func_impl_fn(*fake))
         except Exception:  # noqa: BLE001 - it was traced for the call's own arguments: it may not take these
             return
         try:
-            returned = _several(impl.func_impl_fn(*real))
+            returned = several(impl.func_impl_fn(*real))
         except Exception as err:
             raise untrue(impl, f"raises {type(err).__name__} on inputs that supports_args takes", str(err)) from err
         if opaque_writes:
@@ -72,10 +73,6 @@ def _refuse_untrue_schemas(impl: ir.IrOpImpl, args: list[Any]) -> None:
             raise untrue(impl, "calls a torch op whose schema is not true", str(err)) from err
     except NotImplementedError:  # a higher-order operator, which this mode does not take
         return
-
-
-def _several(results: Any) -> list[Any]:
-    return list(results) if isinstance(results, tuple | list) else [results]
 
 
 def _geometry(value: torch.Tensor) -> tuple[Any, ...]:
