@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,14 @@ def exact(model: Any) -> Any:
     return double
 
 
-def our_logits(model: Any, tokens: list[int], prompt: int) -> torch.Tensor:
-    """Return the logits at every position: the prompt in one step, the rest token by token."""
+def our_logits(
+    model: Any, tokens: list[int], prompt: int, run: Callable[..., torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Return the logits at every position: the prompt in one step, the rest token by token; ``run`` compiles them."""
     cache, ids, positions = model.new_cache(len(tokens)), torch.tensor(tokens), torch.arange(len(tokens))
-    hidden = [model(ids[:prompt], positions[:prompt], cache)]
-    hidden += [model(ids[i : i + 1], positions[i : i + 1], cache) for i in range(prompt, len(tokens))]
+    run = run or model
+    hidden = [run(ids[:prompt], positions[:prompt], cache)]
+    hidden += [run(ids[i : i + 1], positions[i : i + 1], cache) for i in range(prompt, len(tokens))]
     logits: torch.Tensor = model.compute_logits(torch.cat(hidden)).double()
     return logits
 
@@ -148,7 +151,8 @@ def greedy(name: str, ours: Any, theirs: Any, prompts: list[list[int]], steps: i
         yield {"model": name, "prompt": len(tokens), "agree": same, "of": steps}
 
 
-def _models(folder: Path) -> Iterator[tuple[str, Any, Any, list[list[int]]]]:
+def models(folder: Path) -> Iterator[tuple[str, Any, Any, list[list[int]]]]:
+    """Yield (name, our model, transformers' model, prompts) of the same weights in float32."""
     for name, where, theirs in random_models(folder):
         made = torch.Generator().manual_seed(7)
         prompts = [torch.randint(3, 4096, (4 + 5 * i,), generator=made).tolist() for i in range(5)]
@@ -175,7 +179,7 @@ def main() -> int:
     error_rows: list[dict[str, Any]] = []
     token_rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, opdock.set_current_config(), torch.inference_mode():
-        for name, ours, theirs, texts in _models(Path(folder)):
+        for name, ours, theirs, texts in models(Path(folder)):
             error_rows += errors(name, ours, theirs, prompts)
             token_rows += greedy(name, ours, theirs, texts, steps)
     result = _result(error_rows, token_rows, given.threads)

@@ -124,6 +124,9 @@ def test_compiled_mode_as_a_table_shows_the_switches(model: Path, capsys: pytest
     [
         (["rms_norm", "--compiled", "smollm2"], "--compiled is about a whole model"),
         (["--compiled", "smollm2", "--tokens", "0"], "--tokens 0 is not possible"),
+        (["--compiled", "smollm2", "--tokens", "100000"], "The model's context holds 8192"),
+        (["--compiled", "smollm2", "--compilation-config", '{"mode": 0}'], "mode 0 does not compile"),
+        (["rms_norm", "--tokens", "4"], "--tokens belongs to --compiled"),
         (["--compiled", "/no/such/model"], "/no/such/model"),
         (
             ["--compiled", "smollm2", "--compilation-config", '{"fusions": ["-add_rms_nrm"]}'],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,31 +12,19 @@ import torch
 from torch._inductor.utils import fresh_cache
 from torch.library import Library
 
-from opdock import context, ir, journal
+from opdock import context, ir
 
 sys.path.insert(0, str(Path(__file__).parent))  # for graphs.py, which the tests here share
 
 
-class _Done(Exception):
-    """Ends the transaction of a test by rolling it back."""
-
-
 @pytest.fixture(autouse=True)
-def _undo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep tests apart, and their numbers repeatable."""
-    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
-    monkeypatch.delenv("OPDOCK_STRICT", raising=False)
-    torch.manual_seed(0)
+def _fresh(taken_back: None) -> Iterator[None]:
+    """Compile nothing before, and on one thread."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    before = {name: op.default_names for name, op in ir.registry.items()}
-    with contextlib.suppress(_Done), journal.transaction():
-        yield
-        for name, names in before.items():
-            ir.registry[name]._put_default(names)
-        raise _Done
+    yield
     context.install_fusions([])
     torch.set_num_threads(threads)
     torch._dynamo.reset()

@@ -7,11 +7,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from opdock.cli import options
+from opdock.errors import ConfigError
 
 if TYPE_CHECKING:
     from opdock.compile import GraphReport, NodeChoice
     from opdock.config import OpdockConfig
     from opdock.explain import ClassRow, Report
+
+TOKENS = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", metavar="TOKENSxHIDDEN", help="of the activation, for example 1x4096")
     parser.add_argument("--dtype", metavar="DTYPE", help="of the activation; the platform's first without it")
     parser.add_argument("--compiled", metavar="MODEL", help="what compiled mode does with a model, weights not needed")
-    parser.add_argument(
-        "--tokens", type=int, default=16, metavar="N", help="length of its sequence, for --compiled (16)"
-    )
+    parser.add_argument("--tokens", type=int, metavar="N", help=f"length of its sequence, for --compiled ({TOKENS})")
     options.add_json(parser)
     options.add_config(parser)
 
@@ -32,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     config = options.config_of(args)
     if args.compiled is not None:
         return _run_compiled(args, config)
+    if args.tokens is not None:
+        raise ConfigError("--tokens belongs to --compiled.", remedy="--shape TOKENSxHIDDEN gives an op's input.")
     shape, dtype = options.shape_of(args.shape), options.dtype_of(args.dtype)
     import opdock.nn.attention
     import opdock.nn.layers  # noqa: F401 - both register the op classes
@@ -50,19 +53,21 @@ def _run_compiled(args: argparse.Namespace, config: OpdockConfig) -> int:
     from opdock import set_current_config
     from opdock.cli import render
     from opdock.config import CompilationMode
-    from opdock.errors import ConfigError
     from opdock.nn.compiled import explain_compiled
 
     if args.op is not None or args.shape is not None:
         raise ConfigError(
             "--compiled is about a whole model.", why="An op or a shape was given too.", remedy="leave them out."
         )
-    if args.tokens < 1:
-        raise ConfigError(f"--tokens {args.tokens} is not possible.", remedy="use a number from 1.")
-    if not config.compilation_config.compiles:
+    tokens = TOKENS if args.tokens is None else args.tokens
+    if tokens < 1:
+        raise ConfigError(f"--tokens {tokens} is not possible.", remedy="use a number from 1.")
+    if config.compilation_config.mode is CompilationMode.NONE:
+        raise ConfigError("--compiled explains a compiled mode, and mode 0 does not compile.", remedy="leave it out.")
+    if config.compilation_config.mode is None:
         config.compilation_config.mode = CompilationMode.OPDOCK_COMPILE
     with set_current_config(config):
-        report = explain_compiled(args.compiled, num_tokens=args.tokens, dtype=args.dtype)
+        report = explain_compiled(args.compiled, num_tokens=tokens, dtype=args.dtype)
     if args.json:
         render.as_json(report.to_dict())
     else:

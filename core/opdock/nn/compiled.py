@@ -14,6 +14,7 @@ from opdock.compile.backend import tell
 from opdock.compile.passes import run
 from opdock.compile.report import GraphReport
 from opdock.compile.switches import fusions_in_force
+from opdock.errors import ConfigError
 from opdock.nn.loading import load_without_weights
 
 
@@ -30,11 +31,19 @@ def explain_compiled(
         num_tokens: length of the sequence.
         dtype: of the weights and all computation; None takes the checkpoint's.
 
-    Raises: as ``load_model``; LoweringError for a provider that does not keep its promises.
+    Raises: as ``load_model``; ConfigError for a length that the model does not have; LoweringError for a provider that
+        does not keep its promises.
     """
     fusions = fusions_in_force(None)  # a misspelt one is told before long work
     with FakeTensorMode(), torch.no_grad():
         model = load_without_weights(path, dtype=dtype)
+        longest = model.config.max_position
+        if not 0 < num_tokens <= longest:
+            raise ConfigError(
+                f"A sequence of {num_tokens} tokens does not fit.",
+                why=f"The model's context holds {longest}.",
+                remedy=f"use a number from 1 to {longest}.",
+            )
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         device = next(iter(state.values())).device
         tokens = torch.zeros(num_tokens, dtype=torch.long, device=device)
