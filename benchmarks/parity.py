@@ -97,7 +97,7 @@ def our_logits(
 ) -> torch.Tensor:
     """Return the logits at every position: the prompt in one step, the rest token by token; ``run`` compiles them."""
     cache, ids, positions = model.new_cache(len(tokens)), torch.tensor(tokens), torch.arange(len(tokens))
-    run = run or model
+    run = model if run is None else run
     hidden = [run(ids[:prompt], positions[:prompt], cache)]
     hidden += [run(ids[i : i + 1], positions[i : i + 1], cache) for i in range(prompt, len(tokens))]
     logits: torch.Tensor = model.compute_logits(torch.cat(hidden)).double()
