@@ -18,6 +18,7 @@ COMMANDS = {
     "plugins": "the installed plugins, from their metadata alone",
     "explain": "which class, method and provider serves an op, and why not the others",
     "generate": "let a model continue a text, and show what served each op",
+    "bench": "how fast each provider of an IR op is, beside native and beside the memory",
     "completion": "a script that completes the commands and options in a shell",
 }
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
