@@ -71,6 +71,7 @@ def platform_plugin(class_path: str, *, probe: str | Callable[[], object] | None
             )
         return None if answer.declined else class_path
 
+    register.class_path = class_path  # type: ignore[attr-defined] # what a check without the device looks at
     return register
 
 

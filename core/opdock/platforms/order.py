@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+logger = logging.getLogger("opdock")
 
 _steps: list[Step] = []
 
@@ -34,6 +37,7 @@ def forget() -> None:
 @contextlib.contextmanager
 def step(name: str, detail: str = "") -> Iterator[None]:
     """Record that the block ran, also when it raises."""
+    logger.debug("Step begins: %s %s", name, detail)
     start, outcome = time.perf_counter(), detail
     try:
         yield

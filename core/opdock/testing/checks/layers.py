@@ -1,0 +1,171 @@
+"""Whole layers: what is built on the platform, against the in-tree class on the CPU in float64."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pkgutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opdock.config import CompilationConfig, OpdockConfig
+from opdock.ir.tolerance import DEFAULT_TOLERANCES
+from opdock.platforms import configure
+from opdock.registry import op_registry
+from opdock.testing import oracle
+from opdock.testing.check import LAYER, REPLACED, CannotRun, Fault, check
+from opdock.testing.samples import LAYERS
+
+if TYPE_CHECKING:
+    from opdock.testing.kit import Kit
+
+
+def in_tree_config() -> OpdockConfig:
+    """Return a configuration under which every layer is the in-tree one, and every IR op native."""
+    return OpdockConfig(compilation_config=CompilationConfig(custom_ops=["none", *(f"-{n}" for n in op_registry)]))
+
+
+def _class(name: str) -> Any:
+    if name not in LAYERS:
+        raise CannotRun(f"the kit has no sample of op class {name}: test it in the package")
+    sample = LAYERS[name]
+    return pkgutil.resolve_name(f"{sample.home}:{sample.cls}")
+
+
+def build(name: str, config: OpdockConfig) -> Any:
+    """Return the layer that ``config`` builds, with random weights."""
+    with configure.set_current_config(config):
+        layer = _class(name)(*LAYERS[name].build)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
+    return layer.eval()
+
+
+@check("layer.state_dict", kind=REPLACED, needs=("registration.register_oot",))
+def state_dict(kit: Kit, subject: str) -> str:
+    """A replaced layer has the in-tree layer's parameters, with their names, shapes and dtypes: checkpoints load."""
+    mine, theirs = (
+        {name: (tuple(t.shape), t.dtype) for name, t in build(subject, config).state_dict().items()}
+        for config in (OpdockConfig(), in_tree_config())
+    )
+    if mine != theirs:
+        odd = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
+        raise Fault(
+            f"The replacement of {subject} has another state_dict: {', '.join(odd)}.",
+            why=[f"{n}: {mine.get(n, 'missing')}, in-tree {theirs.get(n, 'missing')}" for n in odd],
+            remedy="keep names, shapes and dtypes; make a layout of its own from them once the weights are loaded, "
+            "in a buffer with persistent=False.",
+        )
+    return ", ".join(mine) or "no parameters"
+
+
+@check("layer.values", kind=LAYER, needs=("layer.state_dict", "platform.activates", "platform.device_works"))
+def layer_values(kit: Kit, subject: str) -> str:
+    """The layer agrees with the in-tree one in float64, up to what the in-tree one in its own dtype is off by."""
+    device, worst = kit.require_device(), 0.0
+    for dtype in kit.require_platform().supported_dtypes:
+        layer = _to(build(subject, OpdockConfig()), dtype, device)
+        own = _to(build(subject, in_tree_config()), dtype, "cpu")
+        truth = build(subject, in_tree_config()).double()
+        for number, make in enumerate(LAYERS[subject].calls):
+            kit.trying(f"call {number} in {dtype}")
+            got, rounded, exact = (
+                _call(one, make, _mover(*where))
+                for one, where in ((layer, (dtype, device)), (own, (dtype, "cpu")), (truth, (torch.float64, "cpu")))
+            )
+            worst = max(worst, _require_close(got, rounded, exact, dtype, f"{subject}, call {number}, {dtype}"))
+    return f"largest error {worst:.3g} of what is allowed"
+
+
+def _to(layer: Any, dtype: torch.dtype, device: str) -> Any:
+    """Return the layer with parameters in ``dtype``; tables keep theirs."""
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return layer.to(device)
+
+
+def _mover(dtype: torch.dtype, device: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda t: t.to(dtype).to(device)
+
+
+def _call(layer: Any, make: Callable[..., tuple[Any, ...]], to: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+    with torch.no_grad():
+        out = layer(*make(layer, to))
+    results: tuple[Any, ...] = oracle.several(out)  # a linear layer also returns its bias, or None
+    return [t.cpu() for t in results if isinstance(t, torch.Tensor)]
+
+
+def _require_close(got: list[Any], own: list[Any], exact: list[Any], dtype: torch.dtype, case: str) -> float:
+    """Return the largest error as a share of what is allowed; Fault above one."""
+    atol, rtol = DEFAULT_TOLERANCES[dtype]
+    if len(got) != len(exact):
+        raise Fault(f"It gives {len(got)} tensors, the in-tree layer {len(exact)}.", who=case)
+    worst = 0.0
+    for mine, theirs, truth in zip(got, own, exact, strict=True):
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            raise Fault(
+                f"It gives {mine.dtype} {tuple(mine.shape)}, the in-tree layer {theirs.dtype} {tuple(theirs.shape)}.",
+                who=case,
+            )
+        scale = truth.abs().max() if truth.numel() else torch.tensor(1.0)
+        allowed = 2 * (theirs.double() - truth).abs().max() + atol + rtol * scale
+        error = (mine.double() - truth).abs().nan_to_num(float("inf")).max()
+        worst = max(worst, float(error / allowed))
+        if error > allowed:
+            raise Fault(
+                "The layer's output is wrong.",
+                who=case,
+                why=f"largest error {float(error):.3g} against float64, {float(allowed):.3g} is allowed",
+                remedy="compare its forward method with the in-tree class's forward_native.",
+            )
+    return worst
+
+
+@check("layer.copies", kind=REPLACED, needs=("layer.values",))
+def copies(kit: Kit, subject: str) -> None:
+    """Copies of a replaced layer, by deepcopy and by pickle, compute what the layer computes."""
+    device, dtype = kit.require_device(), kit.require_platform().supported_dtypes[0]
+    layer = _to(build(subject, OpdockConfig()), dtype, device)
+    for how, twin in (("copy.deepcopy", copy.deepcopy), ("pickle", _pickled)):
+        try:
+            made = twin(layer)
+        except Exception as err:
+            raise Fault(f"The layer cannot be copied with {how}: {type(err).__name__}: {err}") from err
+        for make in LAYERS[subject].calls:
+            outputs = [_call(each, make, _mover(dtype, device)) for each in (layer, made)]
+            if not all(oracle.same_bits(a, b) for a, b in zip(*outputs, strict=True)):
+                raise Fault(
+                    f"A copy made with {how} computes something else.",
+                    remedy="keep nothing outside parameters, buffers and plain attributes.",
+                )
+
+
+def _pickled(layer: Any) -> Any:
+    stream = io.BytesIO()
+    torch.save(layer, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)
+
+
+@check("layer.compiled", kind=REPLACED, needs=("layer.values",))
+def layer_compiled(kit: Kit, subject: str) -> None:
+    """The layer gives the same in compiled code, as one graph."""
+    device, dtype = kit.require_device(), kit.require_platform().supported_dtypes[0]
+    layer = _to(build(subject, OpdockConfig()), dtype, device)
+    for make in LAYERS[subject].calls:
+        torch._dynamo.reset()
+        want = _call(layer, make, _mover(dtype, device))
+        try:
+            got = _call(torch.compile(layer, backend="opdock_eager", fullgraph=True), make, _mover(dtype, device))
+        except Exception as err:
+            raise Fault(
+                f"The layer cannot be compiled: {type(err).__name__}.",
+                why=[line for line in str(err).splitlines() if line.strip()][:8],
+                remedy="call kernels as torch ops with fake implementations; read no data in forward.",
+            ) from err
+        if not all(oracle.same_bits(a, b) for a, b in zip(got, want, strict=True)):
+            raise Fault("The layer computes something else in compiled code.", remedy="declare what its ops write.")

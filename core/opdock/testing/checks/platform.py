@@ -1,0 +1,157 @@
+"""The platform's device and its hooks, in the child where it is active."""
+
+from __future__ import annotations
+
+import contextlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opdock import ir
+from opdock.config import OpdockConfig
+from opdock.journal import entries
+from opdock.platforms import configure
+from opdock.registry.library import check_dispatch_key
+from opdock.testing.check import CannotRun, Fault, check
+from opdock.testing.oracle import same_bits
+
+if TYPE_CHECKING:
+    from opdock.testing.kit import Kit
+
+_ACTIVE = ("platform.activates",)
+
+
+@check("platform.activating_starts_no_driver", needs=_ACTIVE)
+def activating_starts_no_driver(kit: Kit, subject: str) -> None:
+    """Activating initialises no device driver: engines choose the platform before they fork."""
+    from opdock.testing.asking import initialised_drivers
+
+    found = initialised_drivers()
+    if found:
+        raise Fault(
+            f"torch.{', torch.'.join(found)} is initialised once the platform is active.",
+            remedy="let the hooks load libraries and register; the first tensor may start the driver.",
+        )
+
+
+@check("platform.device_works", needs=_ACTIVE)
+def device_works(kit: Kit, subject: str) -> str:
+    """Tensors go to the device and come back bit for bit, and arithmetic on it agrees with the CPU."""
+    device = kit.require_device()
+    value = torch.randn(5, 7)
+    there = value.to(device)
+    if there.device.type != torch.device(device).type:
+        raise Fault(f'tensor.to("{device}") is on {there.device}.', remedy="set device_type to the device's type.")
+    if not same_bits(there.cpu(), value):
+        raise Fault("A tensor comes back from the device with other bits.")
+    if not same_bits(there[1:4, ::2].cpu(), value[1:4, ::2]):
+        raise Fault("A strided view comes back from the device with other bits.", remedy="copy by strides.")
+    product = (there @ there.t() + 1.0).cpu()
+    if not torch.allclose(product, value @ value.t() + 1.0, rtol=1e-4, atol=1e-4):
+        raise Fault("A product computed on the device is wrong.", why="matmul of 5x7 by 7x5 in float32, and one added")
+    there[2].fill_(3.0)
+    if not bool((there.cpu()[2] == 3.0).all()):
+        raise Fault("Writing a row on the device does not show in the tensor.")
+    return str(there.device)
+
+
+@check("platform.tensors_have_the_dispatch_key", needs=("platform.device_works",))
+def tensors_have_the_dispatch_key(kit: Kit, subject: str) -> str:
+    """A tensor of the device carries the platform's dispatch key: an op registered under it runs."""
+    platform, device = kit.require_platform(), kit.require_device()
+    check_dispatch_key(platform.dispatch_key, None)
+    keys = torch._C._dispatch_keys(torch.empty(1, device=device))
+    key = getattr(torch._C.DispatchKey, platform.dispatch_key)
+    if not keys.has(key):
+        raise Fault(
+            f"Tensors on {device} do not carry dispatch key {platform.dispatch_key}.",
+            why=f"they carry {keys}",
+            remedy="set dispatch_key to the device's backend key, for example PrivateUse1.",
+        )
+    return platform.dispatch_key
+
+
+@check("platform.dtypes", needs=("platform.device_works",))
+def dtypes(kit: Kit, subject: str) -> str:
+    """supported_dtypes lists dtypes that the device has: tensors of them are made and computed with."""
+    found: Any = kit.require_platform().supported_dtypes
+    if not isinstance(found, (list, tuple)) or not found or not all(isinstance(d, torch.dtype) for d in found):
+        raise Fault(
+            f"supported_dtypes is {found!r}.", remedy="a property that returns a list of dtypes, the default first."
+        )
+    for dtype in found:
+        try:
+            (torch.ones(4, device=kit.require_device(), dtype=dtype) + 1).cpu()
+        except Exception as err:
+            raise Fault(
+                f"supported_dtypes has {dtype}, and the device cannot add in it: {type(err).__name__}: {err}",
+                remedy="leave it out of supported_dtypes.",
+            ) from err
+    return ", ".join(str(d) for d in found)
+
+
+@check("platform.configures", needs=("registration.register_oot",))
+def configures(kit: Kit, subject: str) -> str:
+    """A default configuration can be prepared, twice with the same outcome, and its priorities name real providers."""
+    kit.require_platform()
+    told = []
+    for _ in range(2):
+        config = OpdockConfig()
+        with configure.set_current_config(config):
+            compilation = config.compilation_config
+            priorities = {name: tuple(config.kernel_config.ir_op_priority[name]) for name in ir.registry}
+            told.append((compilation.mode, compilation.backend, tuple(compilation.custom_ops), priorities))
+    if told[0] != told[1]:
+        raise Fault(
+            "A second default configuration comes out differently.",
+            why=[f"first {told[0][:3]}", f"then {told[1][:3]}"],
+            remedy="let the configuration hooks set values, not add to lists.",
+        )
+    return f"backend {told[0][1]}, custom_ops {', '.join(told[0][2])}"
+
+
+@check("platform.hooks_run_again", needs=("platform.configures",))
+def hooks_run_again(kit: Kit, subject: str) -> None:
+    """import_kernels and the other hooks run a second time without an error and register nothing new."""
+    platform = kit.require_platform()
+    if not kit.target.is_platform:
+        raise CannotRun("the package's hooks belong to the host's hook manager")
+    if kit.activation["status"] == "declined" and kit.activation.get("hooks"):
+        raise CannotRun(kit.activation["hooks"])
+    before = len(entries())
+    for hook in ("import_kernels", "import_ir_kernels", "register_oot"):
+        try:
+            getattr(platform, hook)()
+        except Exception as err:
+            raise Fault(
+                f"{hook} cannot run a second time: {type(err).__name__}: {str(err).splitlines()[0]}",
+                remedy="define classes and functions in a module that the hook imports, not inside the hook.",
+            ) from err
+    if len(entries()) != before:
+        raise Fault(f"A second run of the hooks makes {len(entries()) - before} registrations more.")
+
+
+@check("platform.paths", needs=("registration.register_oot",))
+def paths(kit: Kit, subject: str) -> str:
+    """Class paths that hooks return can be imported, and inference_mode is a context manager."""
+    platform, found = kit.require_platform(), []
+    for hook in ("get_device_communicator_cls", "get_static_graph_wrapper_cls"):
+        path = getattr(platform, hook)()
+        if path:
+            _resolve(hook, path)
+            found.append(path)
+    with platform.inference_mode():
+        pass
+    with contextlib.suppress(NotImplementedError):
+        name = platform.get_device_name() if kit.has_device else ""
+        if not isinstance(name, str):
+            raise Fault(f"get_device_name returned {name!r}.", remedy="return the device's marketing name.")
+    return ", ".join(found)
+
+
+def _resolve(hook: str, path: object) -> None:
+    try:
+        pkgutil.resolve_name(path)  # type: ignore[arg-type]
+    except Exception as err:
+        raise Fault(f"{hook} returns {path!r}, which cannot be imported: {err}") from err
