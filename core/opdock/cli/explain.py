@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from opdock.cli import options
+from opdock.cli import coverage, options
 from opdock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", metavar="TOKENSxHIDDEN", help="of the activation, for example 1x4096")
     parser.add_argument("--dtype", metavar="DTYPE", help="of the activation; the platform's first without it")
     parser.add_argument("--compiled", metavar="MODEL", help="what compiled mode does with a model, weights not needed")
-    parser.add_argument("--tokens", type=int, metavar="N", help=f"length of its sequence, for --compiled ({TOKENS})")
+    parser.add_argument("--tokens", type=int, metavar="N", help=f"length of a model's sequence or prompt ({TOKENS})")
+    coverage.add_arguments(parser)
     options.add_json(parser)
     options.add_config(parser)
 
@@ -31,10 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the report."""
     config = options.config_of(args)
+    coverage.refuse_combinations(args)
     if args.compiled is not None:
         return _run_compiled(args, config)
+    if args.coverage is not None:
+        return coverage.run(args, config, TOKENS if args.tokens is None else args.tokens)
     if args.tokens is not None:
-        raise ConfigError("--tokens belongs to --compiled.", remedy="--shape TOKENSxHIDDEN gives an op's input.")
+        raise ConfigError(
+            "--tokens belongs to --compiled and --coverage.", remedy="--shape TOKENSxHIDDEN gives an op's input."
+        )
     shape, dtype = options.shape_of(args.shape), options.dtype_of(args.dtype)
     import opdock.nn.attention
     import opdock.nn.layers  # noqa: F401 - both register the op classes
@@ -42,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from opdock.explain import explain
 
     report = explain(args.op, shape=shape, dtype=dtype, config=config)
+    if args.html is not None:
+        coverage.write_page(args, config)
     if args.json:
         render.as_json(report.to_dict())
     else:
