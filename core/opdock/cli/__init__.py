@@ -16,6 +16,7 @@ from importlib import import_module
 COMMANDS = {
     "doctor": "which platform this process gets, why, and what to type next",
     "plugins": "the installed plugins, from their metadata alone",
+    "check": "a plugin package against the contract, without running it",
     "explain": "which class, method and provider serves an op, and why not the others",
     "generate": "let a model continue a text, and show what served each op",
     "bench": "how fast each provider of an IR op is, beside native and beside the memory",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ def _check_member(klass: type, name: str, value: object) -> list[Fault]:
     known = {n for n in dir(Platform) if not n.startswith("_")}
     if name not in known:
         close = nearest(name, known) if not name.startswith("_") and callable(getattr(klass, name, None)) else None
-        if close and _is_likely_typo(name, close):
+        if close and is_likely_typo(name, close):
             return [Fault(f"{klass.__name__}.{name} is no hook: did you mean {close}? ({place})", fatal=False)]
         return []
     base = inspect.getattr_static(Platform, name)
@@ -70,7 +70,8 @@ def _check_member(klass: type, name: str, value: object) -> list[Fault]:
     return [Fault(f"{klass.__name__}.{name}{drift} ({place})", fatal=True)] if drift else []
 
 
-def _is_likely_typo(name: str, close: str) -> bool:
+def is_likely_typo(name: str, close: str) -> bool:
+    """Return whether a method called ``name`` was meant to be the hook ``close``."""
     return abs(len(name) - len(close)) <= 3 and name not in dir(type)
 
 
@@ -88,6 +89,14 @@ def _drift(base: object, override: object) -> str:
         given, _ = _parameters(override)
     except (TypeError, ValueError):
         return ""
+    return misfit(wanted, given)
+
+
+def misfit(wanted: Sequence[inspect.Parameter], given: Sequence[inspect.Parameter]) -> str:
+    """Return why a call that fits the parameters ``wanted`` would not fit ``given``, or ""; both without self.
+
+    What a default or an annotation is does not matter, and may be text.
+    """
     if any(p.kind is p.VAR_POSITIONAL for p in given) and any(p.kind is p.VAR_KEYWORD for p in given):
         return ""
     plain = [p for p in wanted if p.kind is p.POSITIONAL_OR_KEYWORD]
