@@ -7,12 +7,17 @@ import sys
 from setuptools import setup
 
 
+def say(what: str) -> None:
+    """Write a line that pip shows with -v."""
+    print(f"opdock-demo-accel: {what}", file=sys.stderr)
+
+
 def library() -> dict[str, object]:
     """Return what setup() needs to build opdock_demo_accel/_C.so; nothing without PyTorch."""
     try:
         from torch.utils.cpp_extension import BuildExtension, CppExtension
     except ImportError as err:
-        print(f"opdock-demo-accel: {err}: the library is not built", file=sys.stderr)
+        say(f"the library is not built: {err}")
         return {}
 
     class Build(BuildExtension):
@@ -22,7 +27,7 @@ def library() -> dict[str, object]:
             try:
                 super().run()
             except Exception as err:  # noqa: BLE001 - whatever the compiler said
-                print(f"opdock-demo-accel: the library is not built: {err}", file=sys.stderr)
+                say(f"the library is not built: {err}")
 
     extension = CppExtension(
         "opdock_demo_accel._C",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from opdock.errors import ConfigError
 
-LONGEST = 30
+LONGEST = 20
 PREFIX = "opdock"
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*\Z")
 

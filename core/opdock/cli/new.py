@@ -20,10 +20,10 @@ SCHEMA = "opdock.new/1"
 
 @dataclass(frozen=True)
 class Template:
-    """An example: its name, and what pip needs to install a package like it."""
+    """An example: its name, and the commands that install a package like it."""
 
     name: names.Name
-    pip_options: str
+    install: tuple[str, ...]
 
     def folder(self, device: str) -> Path:
         """Return where it is: a link to the examples in a checkout, files in an installed opdock."""
@@ -31,8 +31,11 @@ class Template:
 
 
 TEMPLATES = {
-    "cpu": Template(names.Name(("demo", "cpu")), ""),
-    "privateuse1": Template(names.Name(("demo", "accel")), "--no-build-isolation "),
+    "cpu": Template(names.Name(("demo", "cpu")), ("pip install -e .",)),
+    # It is built against the PyTorch that is installed, with the setuptools that is installed.
+    "privateuse1": Template(
+        names.Name(("demo", "accel")), ("pip install 'setuptools>=77'", "pip install --no-build-isolation -e .")
+    ),
 }
 _SKIPPED_FOLDERS = re.compile(
     r"__pycache__|build|dist|.*\.egg-info|\.(nox|venv|git|ruff_cache|pytest_cache|mypy_cache|hypothesis)"
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         "files": sorted(files),
         "next": [
             f"cd {shlex.quote(str(target))}",
-            f"pip install {template.pip_options}-e .",
+            *template.install,
             f"{name.upper}_DEVICES=1 opdock doctor",
             "python -m pytest",
         ],

@@ -16,6 +16,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -32,10 +34,14 @@ c10::DeviceIndex count_devices() {
 
 thread_local c10::DeviceIndex current = 0;
 
+// A driver starts with the first allocation, not when the library is loaded: a process may fork before it.
+std::atomic<bool> started{false};
+
 // -- memory
 
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
+    started = true;
     void* data = nullptr;
     if (bytes) {
       TORCH_CHECK_WITH(OutOfMemoryError, !posix_memalign(&data, 64, bytes), "demo_accel: no room for ", bytes, " bytes");
@@ -195,6 +201,7 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 TORCH_LIBRARY_FRAGMENT(demo_accel, m) {
   m.def("device_count() -> int", [] { return static_cast<int64_t>(count_devices()); });
+  m.def("is_initialized() -> bool", [] { return started.load(); });
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

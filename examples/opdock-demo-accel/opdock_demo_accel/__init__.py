@@ -9,5 +9,6 @@ import opdock
 __all__ = ["register"]
 
 register = opdock.platform_plugin(
-    "opdock_demo_accel.platform:DemoAccelPlatform", probe="opdock_demo_accel.probe:probe"
+    "opdock_demo_accel.platform:DemoAccelPlatform",
+    probe="opdock_demo_accel.probe:probe",
 )

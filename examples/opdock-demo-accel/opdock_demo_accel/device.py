@@ -37,8 +37,8 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return True: there is nothing to initialise."""
-    return True
+    """Return whether the driver has started, which the first tensor does."""
+    return torch.ops.demo_accel.is_initialized()
 
 
 def device_count() -> int:

@@ -82,8 +82,9 @@ def test_an_operator_of_another_library_is_not_run_on_the_cpu() -> None:
     with torch.library._scoped_library("demo_accel_test", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: 2 * x, "CPU")
+        x = torch.ones(2, device="demo_accel")
         with pytest.raises(NotImplementedError, match="no demo_accel kernel"):
-            torch.ops.demo_accel_test.twice(torch.ones(2, device="demo_accel"))
+            torch.ops.demo_accel_test.twice(x)
 
 
 def test_the_kernels_refuse_what_would_give_a_wrong_answer() -> None:
@@ -133,11 +134,12 @@ def test_compiled_code_keeps_the_device() -> None:
 
     backend = opdock.current_platform.simple_compile_backend
     assert backend == "opdock_eager"
-    double = torch.compile(
-        lambda x: torch.ops.demo_accel.silu_and_mul(x) * 2, backend=backend, fullgraph=True
-    )
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.demo_accel.silu_and_mul(x) * 2
+
     x = torch.randn(3, 8)
     gate, up = x.chunk(2, dim=-1)
-    found = double(x.to("demo_accel"))
+    found = torch.compile(double, backend=backend, fullgraph=True)(x.to("demo_accel"))
     assert found.device.type == "demo_accel"
     torch.testing.assert_close(found.cpu(), torch.nn.functional.silu(gate) * up * 2)

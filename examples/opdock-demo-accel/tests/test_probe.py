@@ -14,7 +14,8 @@ from opdock_demo_accel.probe import judge
 def test_nothing_is_plugged_in_by_default(text: str | None) -> None:
     """Installing the package changes nothing."""
     environ = {} if text is None else {"DEMO_ACCEL_DEVICES": text}
-    assert judge(environ, built=True) == "no demo_accel device: DEMO_ACCEL_DEVICES=1 plugs a simulated one in"
+    reason = judge(environ, built=True)
+    assert reason == "no demo_accel device: DEMO_ACCEL_DEVICES=1 plugs a simulated one in"
 
 
 @pytest.mark.parametrize("text", ["1", " 2 ", "64"])

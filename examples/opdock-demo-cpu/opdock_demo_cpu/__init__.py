@@ -4,4 +4,7 @@ import opdock
 
 __all__ = ["register"]
 
-register = opdock.platform_plugin("opdock_demo_cpu.platform:DemoCpuPlatform", probe="opdock_demo_cpu.probe:probe")
+register = opdock.platform_plugin(
+    "opdock_demo_cpu.platform:DemoCpuPlatform",
+    probe="opdock_demo_cpu.probe:probe",
+)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opdock import IrOpPriorityConfig, OpdockConfig, Platform, PlatformEnum
+
 from opdock_demo_cpu.probe import DEVICES
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DemoCpuPlatform(Platform):
@@ -33,7 +37,15 @@ class DemoCpuPlatform(Platform):
     @classmethod
     def get_default_ir_op_priority(cls, config: OpdockConfig) -> IrOpPriorityConfig:
         """Return the order in which providers are tried; an op that is not named runs natively."""
-        return IrOpPriorityConfig.with_default(["native"], rms_norm=["demo_cpu", "native"])
+        ours = ["demo_cpu", "native"]
+        return IrOpPriorityConfig.with_default(["native"], rms_norm=ours)
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        """The dtypes that models may run in; the first is the default."""
+        import torch
+
+        return [torch.float32, torch.bfloat16, torch.float16]
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from opdock import ir
+from torch import Tensor
 
 
 def takes(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool | str:

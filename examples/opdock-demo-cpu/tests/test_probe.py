@@ -11,10 +11,12 @@ from opdock_demo_cpu.probe import judge
 def test_nothing_is_plugged_in_by_default(text: str | None) -> None:
     """Installing the package changes nothing."""
     environ = {} if text is None else {"DEMO_CPU_DEVICES": text}
-    assert judge(environ) == "no demo_cpu device: DEMO_CPU_DEVICES=1 plugs a simulated one in"
+    reason = judge(environ)
+    assert reason == "no demo_cpu device: DEMO_CPU_DEVICES=1 plugs a simulated one in"
 
 
 def test_one_device_can_be_plugged_in() -> None:
     """And nothing else."""
     assert judge({"DEMO_CPU_DEVICES": "1"}) is None
-    assert judge({"DEMO_CPU_DEVICES": "two"}) == "DEMO_CPU_DEVICES is 'two', expected 0 or 1: there is one CPU"
+    reason = judge({"DEMO_CPU_DEVICES": "two"})
+    assert reason == "DEMO_CPU_DEVICES is 'two', expected 0 or 1: there is one CPU"
