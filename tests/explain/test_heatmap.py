@@ -6,6 +6,7 @@ import html
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -23,12 +24,14 @@ CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if
 
 
 @pytest.fixture
-def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The built-in platform, without what is installed here."""
     from opdock.platforms import current
 
     monkeypatch.setenv("VLLM_PLUGINS", "")
     monkeypatch.setenv("OPDOCK_PLATFORM", "cpu")
+    current.reset()
+    yield
     current.reset()
 
 

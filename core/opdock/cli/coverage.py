@@ -118,7 +118,7 @@ def _summary(found: Coverage) -> str:
     return f"{found.covered} of {len(found.ops)} ops served by other than native, {100 * found.share:.3g} %"
 
 
-HEAD = ("op", "level", "served by", "calls, prompt", "calls, one token", "native because")
+HEAD = ("op", "level", "served by", "calls, prompt", "calls, one token", "because")
 
 
 def _section(found: Coverage) -> Section:
@@ -140,7 +140,7 @@ def rows_of(op: ModelOp) -> list[tuple[object, ...]]:
             _by(s.served_by, s.method, s.distribution),
             s.prompt_calls,
             s.token_calls,
-            "; ".join((s.reason, *s.losers)) if s.native else "",
+            "; ".join((s.reason, *s.losers)),
         )
         for s in op.served
     ]
@@ -155,8 +155,8 @@ def _print(found: Coverage) -> None:
     from opdock.cli import render
 
     render.line(f"Platform: {found.platform}; {found.model}, {found.dtype}, a prompt of {found.num_tokens} tokens")
-    covered = [row[:-1] for op in found.ops if op.covered for row in rows_of(op)]
-    render.table(HEAD[:-1], covered, title="Served by other than native")
+    covered = [row for op in found.ops if op.covered for row in rows_of(op)]
+    render.table(HEAD, covered, title="Served by other than native")
     native = [row for op in found.ops if not op.covered for row in rows_of(op)]
     render.table(HEAD, native, title="Served by native")
     (ir, irs), (layers, all_layers) = found.at_level("ir"), found.at_level("layer")

@@ -53,7 +53,7 @@ class Served:
         token_calls: calls in the step of one token.
         arguments: of the first such call; "" for an op class.
         reason: why it was chosen.
-        losers: for native, why each other provider did not serve it.
+        losers: for native, why each other provider did not serve it; else empty.
         distribution: that brings it, or "".
     """
 

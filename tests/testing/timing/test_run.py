@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opdock import ir
-from opdock.testing.timing.clock import Call, CpuClock, HostClock, Samples
+from opdock.testing.timing.clock import Call, CpuClock, Samples
 from opdock.testing.timing.grid import Grid, default_grid
 from opdock.testing.timing.result import Point, ProviderResult
 from opdock.testing.timing.run import ROUNDS, measure, measure_copy, measure_point
@@ -143,13 +143,6 @@ def test_native_can_be_timed_for_every_op_that_makes_inputs(op: str) -> None:
         pytest.skip(f"{op} makes no inputs")
     _, told = point(op, CpuClock())
     assert told["native"].time is not None and told["native"].time.median > 0
-
-
-def test_a_device_without_timed_events_is_measured_by_the_hosts_clock() -> None:
-    """With the wait for it, and the host's part beside it."""
-    samples = HostClock(CPU).samples(lambda: None, 0.001)
-    assert len(samples.device) == len(samples.host) >= 1
-    assert all(whole >= part >= 0 for whole, part in zip(samples.device, samples.host, strict=True))
 
 
 def test_a_copy_reads_and_writes_the_bytes_that_were_asked_for() -> None:

@@ -99,6 +99,7 @@ def _time_panel(axes: Any, op: str, points: Sequence[Point], palette: dict[str, 
             axes.plot(xs, [t.median for _, t in line], color=colour, **_look(mark, number))
     axes.set_yscale("log")
     _dress(axes, f"{op}: time of a call", "median time; band: quartiles")
+    _label_decades(axes)
     axes.yaxis.set_major_formatter(lambda value, _: units.seconds(value))
 
 
@@ -145,6 +146,15 @@ def _look(mark: str, number: int) -> dict[str, Any]:
         "linestyle": _DASHES[number % len(_DASHES)],
         "linewidth": 1.7,
     }
+
+
+def _label_decades(axes: Any) -> None:
+    """Put numbers at 1, 2 and 5 of each power of ten where an axis shows few of them."""
+    from matplotlib.ticker import LogLocator
+
+    low, high = axes.get_ylim()
+    if high < 1e3 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
 
 
 def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
