@@ -146,7 +146,7 @@ class _Check:
         provided = list(providers.registrations(facts))
         self.findings += providers.check(facts, provided)
         lists = priorities.of_package(self.platforms, marked)
-        lists.exact &= bool(self.platforms) or not self._of(PLATFORM_GROUP)
+        lists.exact &= bool(self.entries) and (bool(self.platforms) or not self._of(PLATFORM_GROUP))
         self.findings += priorities.check(facts, lists, provided, alone=self._alone())
         self.findings += _both(facts, replaced, provided)
         if self.foreign:

@@ -31,7 +31,7 @@ class Reached:
 def reached(world: World, names: list[str]) -> list[Reached]:
     """Return the package's modules that importing ``names`` imports, packages above them included."""
     out: dict[str, Reached] = {}
-    queue = [(n, n) for n in names]
+    queue = [(n, "") for n in names]
     while queue:
         name, through = queue.pop(0)
         parts = name.split(".")
@@ -44,7 +44,7 @@ def reached(world: World, names: list[str]) -> list[Reached]:
             for node in at_import(module):
                 if isinstance(node, ast.Import | ast.ImportFrom):
                     targets = _modules_of(module, node)
-                    queue += [(t, f"{through} > {above}") for t in targets if world.package.owns(t)]
+                    queue += [(t, f"{through}{above} > ") for t in targets if world.package.owns(t)]
     return list(out.values())
 
 
@@ -123,7 +123,7 @@ def _heavy(world: World, one: Reached, entries: list[str]) -> Iterator[Finding]:
             extension = name in world.package.extensions
             if (top in HEAVY or extension) and (name if extension else top) not in seen:
                 seen.add(name if extension else top)
-                via = "" if one.module.name in entries else f" ({one.through} > {one.module.name})"
+                via = "" if one.module.name in entries else f" ({one.through}{one.module.name})"
                 yield finding(
                     "import-heavy",
                     f"Importing {entries[0]} imports {name if extension else top}{via}.",
@@ -199,7 +199,9 @@ def patches(world: World, module: Module) -> Iterator[Finding]:
                 continue
             if not _is_imported(module, target):
                 continue
-            setting = bool(_SETTINGS & set(name.split(".")[1:])) or name.startswith(("sys.path", "warnings."))
+            setting = bool(_SETTINGS & set(name.split(".")[1:])) or name.startswith(
+                ("sys.path", "warnings.", "torch.ops.")
+            )
             if name.startswith("os.environ"):
                 continue
             yield finding(
@@ -230,7 +232,7 @@ def _targets(module: Module, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
         called = module.qualify(node.func) or (node.func.id if isinstance(node.func, ast.Name) else "")
         if called == "setattr" and len(node.args) == 3 and isinstance(node.args[0], ast.Name | ast.Attribute):
             owner = module.qualify(node.args[0])
-            shown = str(node.args[1].value) if isinstance(node.args[1], ast.Constant) else "..."
+            shown = str(node.args[1].value) if isinstance(node.args[1], ast.Constant) else "<name>"
             if owner:
                 yield node.args[0], f"{owner}.{shown}"
         elif called in ("sys.modules.setdefault", "sys.modules.pop", "sys.modules.update"):
@@ -252,11 +254,13 @@ def _is_imported(module: Module, target: ast.AST) -> bool:
 
 def _rewrites(world: World, module: Module) -> Iterator[Finding]:
     """Yield where a module that finds the files of another package writes files."""
-    finds = _others_file(world, module)
     for node in module.nodes(ast.Call):
+        if not _writes(module, node):
+            continue
         place = node.args[0] if node.args else None
         onto = isinstance(place, ast.Attribute) and place.attr == "origin"  # of a spec that was looked up
-        if (finds or onto) and _writes(module, node):
+        finds = "" if onto else _others_file(world, module, function_around(module, node))
+        if finds or onto:
             what = "files that it found by their spec" if onto else f"files, and finds those of {finds}"
             yield finding(
                 "rewrites-files",
@@ -269,14 +273,26 @@ def _rewrites(world: World, module: Module) -> Iterator[Finding]:
             return
 
 
-def _others_file(world: World, module: Module) -> str:
-    """Return the package whose files a module finds, "" for none."""
+def function_around(module: Module, node: ast.AST) -> ast.AST:
+    """Return the function that a node stands in, the module's tree if in none."""
+    while node in module.above:
+        node = module.above[node]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return node
+    return module.tree
+
+
+def _others_file(world: World, module: Module, around: ast.AST) -> str:
+    """Return the package whose files a function, or a module's own code, finds; "" for none."""
     for node in module.nodes(ast.Attribute):
+        if function_around(module, node) is not around:
+            continue
         owner = module.qualify(node.value) if node.attr == "__file__" else None
         if owner and not world.package.owns(owner) and _is_imported(module, node):
             return owner
     for call in module.nodes(ast.Call):
-        if (module.qualify(call.func) or "").endswith("util.find_spec") and call.args:
+        inside = function_around(module, call) is around
+        if inside and (module.qualify(call.func) or "").endswith("util.find_spec") and call.args:
             name = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
             if isinstance(name, str) and not world.package.owns(name):
                 return name

@@ -16,6 +16,7 @@ from opdock.testing.contract.subject import Subject
 from opdock.testing.contract.world import Missing, World
 
 _MAKERS = ("opdock.platform_plugin", "opdock.discovery.selecting.platform_plugin")
+_MOST_CALLS = 3  # of functions of the package that are followed
 _DECLINE = ("opdock.decline", "opdock.discovery.selecting.decline")
 
 
@@ -24,15 +25,16 @@ class Answers:
     """What a ``register`` may return.
 
     Args:
-        paths: class paths, with the node that each stands in.
+        paths: class paths, with the place that each stands in.
+        others: what else it returns.
         declines: whether it may return None.
         unknown: whether it returns something that text cannot tell.
         through_maker: whether ``opdock.platform_plugin`` made it.
     """
 
     found: Found
-    paths: list[tuple[str, ast.AST]] = field(default_factory=list)
-    others: list[ast.AST] = field(default_factory=list)
+    paths: list[tuple[str, Found]] = field(default_factory=list)
+    others: list[Found] = field(default_factory=list)
     declines: bool = False
     unknown: bool = False
     through_maker: bool = False
@@ -50,19 +52,24 @@ def answers_of(world: World, line: Line) -> Answers | None:
             return None
         answers.through_maker = True
         given = found.node.args[0] if found.node.args else keyword(found.node, "class_path")
-        _take(answers, given)
+        _take(answers, given, world, found)
         answers.declines = keyword(found.node, "probe") is not None
         return answers
     if not isinstance(found.node, ast.FunctionDef):
         return None
-    for node in own_nodes(found.node):
+    _returns(answers, found.node, world, found, 0)
+    return answers
+
+
+def _returns(answers: Answers, function: ast.FunctionDef, world: World, found: Found, depth: int) -> None:
+    for node in own_nodes(function):
         if isinstance(node, ast.Return):
-            _take(answers, node.value)
+            _take(answers, node.value, world, found, depth)
         elif isinstance(node, ast.Yield | ast.YieldFrom | ast.Await):
             answers.unknown = True
-    answers.unknown |= any(isinstance(n, ast.Call) and module.qualify(n.func) in _MAKERS for n in own_nodes(found.node))
-    answers.declines |= not _ends(found.node.body)
-    return answers
+        elif isinstance(node, ast.Call):
+            answers.unknown |= found.module.qualify(node.func) in _MAKERS
+    answers.declines |= not _ends(function.body)
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
@@ -75,21 +82,25 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
             queue.extend(ast.iter_child_nodes(node))
 
 
-def _take(answers: Answers, node: ast.expr | None) -> None:
-    module = answers.found.module
+def _take(answers: Answers, node: ast.expr | None, world: World, found: Found, depth: int = 0) -> None:
+    module = found.module
     if isinstance(node, ast.IfExp):
-        _take(answers, node.body)
-        _take(answers, node.orelse)
+        _take(answers, node.body, world, found, depth)
+        _take(answers, node.orelse, world, found, depth)
+        return
+    inner = world.find(module.qualify(node.func)) if isinstance(node, ast.Call) and depth < _MOST_CALLS else None
+    if isinstance(inner, Found) and isinstance(inner.node, ast.FunctionDef) and world.own(inner):
+        _returns(answers, inner.node, world, inner, depth + 1)
         return
     value = None if node is None else value_of(module, node)
     if value is None or (isinstance(node, ast.Call) and module.qualify(node.func) in _DECLINE):
         answers.declines = True
     elif isinstance(value, str):
-        answers.paths.append((value, node or answers.found.node))
+        answers.paths.append((value, Found(module, node or found.node)))
     elif value is UNKNOWN:
         answers.unknown = True
     else:
-        answers.others.append(node or answers.found.node)
+        answers.others.append(Found(module, node or found.node))
 
 
 def _ends(body: list[ast.stmt]) -> bool:
@@ -112,15 +123,15 @@ def check(world: World, subject: Subject, line: Line, answers: Answers) -> Itera
     """Yield what is wrong with the function."""
     found = answers.found
     at, who = found.module.at(found.node), f"{line.name} = {line.value}"
-    for node in answers.others:
+    for other in answers.others:
         yield finding(
             "register-value",
-            f"{who} returns {ast.unparse(node)}, expected a class path or None.",
-            found.module.at(node),
+            f"{who} returns {ast.unparse(other.node)}, expected a class path or None.",
+            other.module.at(other.node),
             remedy='return "package.module:Class".',
         )
-    for path, node in answers.paths:
-        yield from _class_path(world, subject, who, path, found, node)
+    for path, place in answers.paths:
+        yield from _class_path(world, subject, who, path, place)
     if answers.unknown:
         return
     foreign = not any("opdock" in r.lower() for r in subject.requires)
@@ -155,12 +166,15 @@ def _colon(path: str) -> str:
 def platform_class(world: World, path: str) -> Found | Missing | None:
     """Return the class that a class path leads to."""
     module, attribute = split(path)
-    return world.find(f"{module}.{attribute}")
+    found = world.find(f"{module}.{attribute}")
+    if isinstance(found, Found) and isinstance(found.node, ast.IfExp):  # of two classes, the first stands for both
+        return world.find(found.module.qualify(found.node.body)) or found
+    return found
 
 
-def _class_path(world: World, subject: Subject, who: str, path: str, found: Found, node: ast.AST) -> Iterator[Finding]:
+def _class_path(world: World, subject: Subject, who: str, path: str, place: Found) -> Iterator[Finding]:
     module, attribute = split(path)
-    at = found.module.at(node)
+    at = place.module.at(place.node)
     if not module or not all(p.isidentifier() for p in (*module.split("."), *attribute.split("."))):
         yield finding("class-path", f"{who} returns {path!r}, which is no class path.", at, remedy="'pkg.module:Class'")
         return

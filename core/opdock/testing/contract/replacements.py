@@ -44,6 +44,8 @@ def registrations(world: World) -> Iterator[Replacement]:
                 found = _registration(world, module, node, module.above)
                 if found is not None:
                     yield found
+                else:
+                    yield from _from_table(world, module, node)
 
 
 def _registration(
@@ -81,6 +83,33 @@ def _registration(
     return Replacement(
         cls, base, name, outer, module, _block(target if cls and target is cls.node else outer, above), positional
     )
+
+
+def _from_table(world: World, module: Module, node: ast.Attribute) -> Iterator[Replacement]:
+    """Yield the registrations of ``for name, cls in TABLE.items(): CustomOp.register_oot(cls, name=name)``."""
+    call, base = module.above.get(node), module.qualify(node.value)
+    if not isinstance(call, ast.Call) or call.func is not node or base is None:
+        return
+    loop: ast.AST = call
+    while loop in module.above and not isinstance(loop, ast.For):
+        loop = module.above[loop]
+    name = keyword(call, "name")
+    if not isinstance(loop, ast.For) or not isinstance(name, ast.Name) or not isinstance(loop.target, ast.Tuple):
+        return
+    source = loop.iter.func if isinstance(loop.iter, ast.Call) else None
+    first = loop.target.elts[0]
+    if not (isinstance(source, ast.Attribute) and source.attr == "items" and isinstance(first, ast.Name)):
+        return
+    if first.id != name.id or not isinstance(source.value, ast.Name):
+        return
+    for table in module.nodes(ast.Assign):
+        names = [t.id for t in table.targets if isinstance(t, ast.Name)]
+        if source.value.id in names and isinstance(table.value, ast.Dict):
+            for key, value in zip(table.value.keys, table.value.values, strict=True):
+                given = value_of(module, key)
+                cls = world.class_at(module.qualify(value))
+                if isinstance(given, str) and key is not None:
+                    yield Replacement(cls, base, given, key, module, id(key))
 
 
 def _block(node: ast.AST, above: dict[ast.AST, ast.AST]) -> int:

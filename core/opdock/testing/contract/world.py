@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,8 @@ class World:
                 name = found.module.qualify(base.value if isinstance(base, ast.Subscript) else base)
                 known = self.class_at(name)
                 if known is None:
-                    unknown.append(name or "?")
+                    if self.own(found) and not _is_harmless(name, base):
+                        unknown.append(name or "?")
                 else:
                     inner.append(known)
             queue[:0] = inner
@@ -116,6 +118,13 @@ def members(cls: ast.ClassDef) -> dict[str, ast.AST]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             found[node.target.id] = node.value
     return found
+
+
+def _is_harmless(name: str | None, base: ast.expr) -> bool:
+    """Return whether a base brings nothing that the rules look for."""
+    if name is None:
+        return isinstance(base, ast.Name) and hasattr(builtins, base.id)
+    return name.partition(".")[0] in ("torch", "abc", "typing", "enum")
 
 
 @functools.cache
