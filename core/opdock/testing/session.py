@@ -81,10 +81,10 @@ class Session:
                 yield check, subject
 
     def subjects(self, check: Check) -> Sequence[str]:
-        """Return the subjects of a check."""
+        """Return the subjects of a check; one without a name where the package was never active, and none are known."""
         if check.kind == PACKAGE:
             return ("",)
-        return tuple(self.activation.get(check.kind, ()))
+        return tuple(self.activation.get(check.kind, ("",)))
 
     # -- running
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 CLASS, DEVICE = "load platform class", "device"
 _HOOKS = ("import_kernels", "import_ir_kernels", "register_oot")
+_ORDER = (CLASS, *_HOOKS, DEVICE, "activation")
 _REMEDY = (
     "fix what it raises; a hook runs once, when the platform is chosen, and everything that it registered is undone."
 )
@@ -28,7 +29,7 @@ def _require_step(session: Session, step: str) -> None:
             why=[*told["error"].splitlines()[1:], *told["trace"].splitlines()[-8:]],
             remedy=_REMEDY,
         )
-    if told["status"] != "activated":
+    if _ORDER.index(step_of(told)) < _ORDER.index(step):
         raise CannotRun(f"the package was not activated: {told['error'].splitlines()[0]}")
 
 
