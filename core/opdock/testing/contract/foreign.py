@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +16,7 @@ from opdock.testing.contract.host import Facts
 from opdock.testing.contract.platform_class import PlatformFact
 from opdock.testing.contract.porting import Port, port_of
 from opdock.testing.contract.replacements import Replacement
-from opdock.testing.contract.world import World, members
+from opdock.testing.contract.world import World, host_package, members
 
 OTHERS = frozenset(
     {
@@ -88,8 +90,18 @@ def who_calls(name: str) -> str:
     if name in vars(EngineHooks):
         return "an engine calls it; opdock itself does not"
     if name in vars(Platform) or name in Platform.__annotations__:
-        return "opdock uses it"
+        return "opdock uses it" if _used(name) else "opdock's interface has it; nothing here asks for it yet"
     return "not here: an engine's" if name in OTHERS else ""
+
+
+@functools.cache
+def _used(name: str) -> bool:
+    """Return whether the host's source, outside of the interface itself, asks a platform for a member."""
+    host = host_package()
+    asked = re.compile(rf"\.{name}\b|[\"']{name}[\"']".encode())
+    skipped = ("opdock/platforms/interface.py", "opdock/platforms/engine_hooks.py", "opdock/testing/")
+    mine = [f for f in host.paths.values() if not f.endswith(skipped[:2]) and skipped[2] not in f]
+    return any(asked.search(host.files.read(f)) for f in mine)
 
 
 def _hooks(world: World, fact: PlatformFact) -> Iterator[Finding]:
