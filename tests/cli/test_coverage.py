@@ -104,6 +104,8 @@ def test_the_page_is_written_without_a_model_too(tmp_path: Path, json_of: Json) 
     json_of("explain", "rms_norm", "--html", str(file), "--shape", "1x64")
     text = file.read_text(encoding="utf-8")
     assert "[1x64]" in text and "rotary" not in text
+    json_of("explain", "RMSNorm", "--html", str(file))
+    assert "rms_<wbr>norm" in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,7 @@ def test_the_page_is_written_without_a_model_too(tmp_path: Path, json_of: Json) 
         (["--coverage", "smollm2", "--tokens", "0"], "--tokens 0 is not possible"),
         (["--coverage", "smollm2", "--compilation-config", '{"mode": 3}'], "this configuration compiles"),
         (["--compiled", "smollm2", "--html", "x.html"], "--html is about eager calls"),
+        (["attention", "--html", "x.html"], "'attention' is an op class alone"),
         (["--html", ""], "--html names no file"),
         (["--coverage", "/no/such/model"], "/no/such/model"),
         (["--html", "/no/such/folder/x.html"], "/no/such/folder/x.html"),

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, config: OpdockConfig, tokens: int) -> int:
     with opdock.set_current_config(config):
         found = model_coverage(args.coverage, num_tokens=tokens, dtype=args.dtype)
     if args.html is not None:
-        write_page(args, config, found)
+        write_page(args, config, model=found)
     if args.json:
         render.as_json(found.to_dict())
     else:
@@ -81,8 +81,13 @@ def run(args: argparse.Namespace, config: OpdockConfig, tokens: int) -> int:
     return 0
 
 
-def write_page(args: argparse.Namespace, config: OpdockConfig, model: Coverage | None = None) -> None:
-    """Write the heat map of all IR ops, or of the one that is named, with the model's marked."""
+def write_page(
+    args: argparse.Namespace, config: OpdockConfig, *, op: str | None = None, model: Coverage | None = None
+) -> None:
+    """Write the heat map of all IR ops, or of ``op``, with the model's marked.
+
+    Raises: ConfigError if ``op`` is an op class without an IR op.
+    """
     from opdock import __version__, set_current_config
     from opdock.cli import options, render
     from opdock.context import platform
@@ -91,12 +96,16 @@ def write_page(args: argparse.Namespace, config: OpdockConfig, model: Coverage |
     from opdock.platforms import current
 
     rows = heat_rows(
-        args.op,
+        op,
         shape=options.shape_of(args.shape),
         dtype=options.dtype_of(args.dtype),
         config=config,
         model={row.op: row for row in model.rows} if model is not None else None,
     )
+    if not rows:
+        raise ConfigError(
+            f"--html is a map of IR ops and providers, and {op!r} is an op class alone.", remedy="leave the op out."
+        )
     with set_current_config(config):
         name, selection = platform().device_name, current.chosen_selection()
     facts = [("Platform", name), ("Why", selection.reason if selection else ""), ("opdock", __version__)]

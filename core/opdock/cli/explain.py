@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
     report = explain(args.op, shape=shape, dtype=dtype, config=config)
     if args.html is not None:
-        coverage.write_page(args, config)
+        # a class may be named by its own name; the report has the op's
+        op = None if args.op is None else next((row.op for row in report.ops), args.op)
+        coverage.write_page(args, config, op=op)
     if args.json:
         render.as_json(report.to_dict())
     else:

@@ -98,7 +98,7 @@ def _time_panel(axes: Any, op: str, points: Sequence[Point], palette: dict[str, 
             )
             axes.plot(xs, [t.median for _, t in line], color=colour, **_look(mark, number))
     axes.set_yscale("log")
-    _dress(axes, f"{op}: time of a call", "median time; band: quartiles")
+    _dress(axes, op, "time of a call (median; band: quartiles)")
     _label_decades(axes)
     axes.yaxis.set_major_formatter(lambda value, _: units.seconds(value))
 
@@ -121,7 +121,7 @@ def _bandwidth_panel(
         axes.set_ylim(0, max(108, 1.05 * axes.get_ylim()[1]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     told = f"{units.rate(best.bytes_per_second)}" if best else "unknown"
-    _dress(axes, f"{op}: share of memory bandwidth", f"% of the best copy ({told})")
+    _dress(axes, op, f"memory bandwidth (% of {told})")
 
 
 def _largest_share(result: Result) -> float:
@@ -161,8 +161,8 @@ def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[fl
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def _dress(axes: Any, title: str, label: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+def _dress(axes: Any, op: str, label: str) -> None:
+    axes.set_title(op, loc="left", fontsize=11, fontweight="bold")
     axes.set_xscale("log", base=4)
     axes.set_xlabel("bytes of arguments and results, each once", fontsize=9)
     axes.set_ylabel(label, fontsize=9)
@@ -181,7 +181,9 @@ def _legend(figure: Any, palette: dict[str, str], names: Sequence[str], marks: d
     from matplotlib.lines import Line2D
 
     handles: list[Any] = [Line2D([], [], color=palette[n], linewidth=3, label=f" {n}") for n in names]
-    handles.append(Line2D([], [], color=COPY_COLOUR, linestyle=":", linewidth=2, label="copy of as many bytes"))
+    handles.append(
+        Line2D([], [], color=COPY_COLOUR, linestyle=":", linewidth=2, label="copy of as many bytes (best copy: 100 %)")
+    )
     for number, (hidden, mark) in enumerate(marks.items()):
         look = {**_look(mark, number), "linewidth": 1.2}
         handles.append(Line2D([], [], color="#666666", label=f"hidden {hidden}", **look))
