@@ -130,6 +130,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return {kDevice, current};
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    const c10::DeviceGuard guard(storage.device());
     auto grown = allocator.allocate(bytes);
     std::memcpy(grown.get(), storage.data(), std::min(bytes, storage.nbytes()));
     storage.unsafeGetStorageImpl()->set_data_ptr(std::move(grown));

@@ -49,6 +49,26 @@ def test_memory_is_shared_by_views() -> None:
     assert x[:, 0].tolist() == [0, 7, 7]
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_tensor_stays_on_its_device(index: int) -> None:
+    """Made, resized, computed and copied there, whichever is the current one."""
+    import torch
+
+    if index >= torch.accelerator.device_count():
+        pytest.skip("needs DEMO_ACCEL_DEVICES=2")
+    x = torch.arange(3.0, device=f"demo_accel:{index}")
+    x.resize_(100)[3:] = 1
+    made = [
+        x,
+        x.clone(),
+        x * 2,
+        torch.ops.demo_accel.rms_norm(x, None, 1e-5),
+        x.view(10, 10) @ x.view(10, 10),
+    ]
+    assert {t.device.index for t in made} == {index}
+    assert torch.accelerator.current_device_index() == 0
+
+
 def test_random_numbers_are_repeatable() -> None:
     """The host's generator draws them."""
     import torch
