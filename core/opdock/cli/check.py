@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
         return USAGE
     result = checking.check_subject(found)
     if args.run:
-        from opdock.testing.contract import running
+        from opdock.testing.contract.running import with_run
 
-        result = running.with_run(result, found, timeout=args.timeout)
+        result = with_run(result, found, timeout=args.timeout)
     if args.sarif:
         from opdock.testing.contract import sarif
 

@@ -54,15 +54,20 @@ class DemoPlatform(Base):
     def get_default_ir_op_priority(cls, config):
         return opdock.IrOpPriorityConfig.with_default(["native"], rms_norm=["demo", "wide", "native"])
 """,
-    "opdock_demo/kernels.py": """import torch
+    "opdock_demo/kernels.py": """from typing import Optional
+import torch
 from opdock import ir
 def takes(x, weight, epsilon, variance_size=None):
     return x.dtype == torch.float32 and float(x.shape[0]) > 1
 @ir.ops.rms_norm.register_impl("demo", supports_args=takes)
-def norm(x: torch.Tensor, weight: "torch.Tensor | None", epsilon: float, variance_size: int | None = None) -> torch.Tensor:
+def norm(
+    x: torch.Tensor, weight: "torch.Tensor | None", epsilon: float, variance_size: int | None = None
+) -> torch.Tensor:
     return x
 @ir.ops.rms_norm.register_impl("wide")
-def wide(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None) -> torch.Tensor:
+def wide(
+    x: torch.Tensor, weight: Optional[torch.Tensor], epsilon: float, variance_size: int | None = None
+) -> torch.Tensor:
     return x
 # more
 """,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from opdock.testing.contract import Result
@@ -11,7 +13,7 @@ FROM = "vllm.platform_plugins =\n    opdock_demo = opdock_demo:register"
 REGISTER = 'register = opdock.platform_plugin("opdock_demo.platform:DemoPlatform", probe="opdock_demo.probe:probe")'
 PATH = "opdock_demo.platform:DemoPlatform"
 PRIORITY = 'rms_norm=["demo", "wide", "native"]'
-TYPES = 'x: torch.Tensor, weight: torch.Tensor | None, epsilon: float'
+TYPES = "x: torch.Tensor, weight: Optional[torch.Tensor], epsilon: float"
 PROVIDER = """
 @ir.ops.{op}.register_impl("{name}"{more})
 def {name}_{op}({parameters}) -> torch.Tensor:
@@ -76,9 +78,15 @@ FAULTS: dict[str, list[tuple[tuple[str, str, str], ...]]] = {
     "dispatch-key": [
         (("platform.py", 'dispatch_key = "CPU"', 'dispatch_key = "Cpu"'),),
         (("platform.py", 'dispatch_key = "CPU"', 'dispatch_key = "CUDA"'),),
-        (("platform.py", 'device_type = "cpu"', 'device_type = "cuda"'), ("platform.py", 'dispatch_key = "CPU"', "pass")),
+        (
+            ("platform.py", 'device_type = "cpu"', 'device_type = "cuda"'),
+            ("platform.py", 'dispatch_key = "CPU"', "pass"),
+        ),
     ],
-    "api-version": [(("platform.py", "api_version = 1", "api_version = 9"),), (("platform.py", "api_version = 1", ""),)],
+    "api-version": [
+        (("platform.py", "api_version = 1", "api_version = 9"),),
+        (("platform.py", "api_version = 1", ""),),
+    ],
     "hook-unknown": [(hook("get_atn_backend_cls(cls, a, b)"),)],
     "hook-removed": [(hook("supports_v1(cls, config)"),)],
     "hook-signature": [
@@ -95,56 +103,134 @@ FAULTS: dict[str, list[tuple[tuple[str, str, str], ...]]] = {
         (("layers.py", 'register_oot(name="GeluAndMul")', 'register_oot("GeluAndMul")'),),
         (("layers.py", "class DemoGelu(GeluAndMul)", "class DemoGelu(torch.nn.Module)"),),
         (("layers.py", "class DemoGelu(GeluAndMul)", "class DemoGelu(ReplicatedLinear)"),),
-        (("layers.py", "GeluAndMul, Rep", "GeluMul, Rep"), ("layers.py", "# more", "@GeluMul.register_oot\nclass A(GeluMul): ...")),
+        (
+            ("layers.py", "GeluAndMul, Rep", "GeluMul, Rep"),
+            ("layers.py", "# more", "@GeluMul.register_oot\nclass A(GeluMul): ..."),
+        ),
     ],
     "replacement-dead": [
         (
             ("layers.py", "DemoSilu(SiluAndMul):\n    def forward_oot", "DemoSilu(SiluAndMul):\n    def forward_cuda"),
             ("setup.cfg", "opdock.plugins =\n    opdock_demo = opdock_demo.hooks", ""),
         ),
-        (("layers.py", "# more", "@ReplicatedLinear.register_oot\nclass L(ReplicatedLinear):\n    def forward_oot(self, x): ..."),),
-        (("layers.py", "DemoSilu(SiluAndMul):\n    def forward_oot(self, x):\n        return x", "DemoSilu(SiluAndMul): ..."),),
+        (
+            (
+                "layers.py",
+                "# more",
+                "@ReplicatedLinear.register_oot\nclass L(ReplicatedLinear):\n    def forward_oot(self, x): ...",
+            ),
+        ),
+        (
+            (
+                "layers.py",
+                "DemoSilu(SiluAndMul):\n    def forward_oot(self, x):\n        return x",
+                "DemoSilu(SiluAndMul): ...",
+            ),
+        ),
     ],
     "replacement-forward": [
         (("layers.py", "DemoSilu(SiluAndMul):\n    def forward_oot", "DemoSilu(SiluAndMul):\n    def forward"),)
     ],
     "replacement-signature": [
-        (("layers.py", "DemoSilu(SiluAndMul):\n    def forward_oot(self, x)", "DemoSilu(SiluAndMul):\n    def forward_oot(self, x, y)"),)
+        (
+            (
+                "layers.py",
+                "DemoSilu(SiluAndMul):\n    def forward_oot(self, x)",
+                "DemoSilu(SiluAndMul):\n    def forward_oot(self, x, y)",
+            ),
+        )
     ],
     "replacement-constructor": [
-        (("layers.py", "class DemoGelu(GeluAndMul):", "class DemoGelu(GeluAndMul):\n    def __init__(self, mode):\n        pass"),)
+        (
+            (
+                "layers.py",
+                "class DemoGelu(GeluAndMul):",
+                "class DemoGelu(GeluAndMul):\n    def __init__(self, mode):\n        pass",
+            ),
+        )
     ],
-    "replacement-twice": [(("layers.py", "# more", "@SiluAndMul.register_oot\nclass B(SiluAndMul):\n    def forward_oot(self, x): ..."),)],
+    "replacement-twice": [
+        (("layers.py", "# more", "@SiluAndMul.register_oot\nclass B(SiluAndMul):\n    def forward_oot(self, x): ..."),)
+    ],
     "ir-op-unknown": [
         (("kernels.py", "# more", provider(op="rms_nrm", name="demo")),),
         (("platform.py", PRIORITY, PRIORITY + ', rms_nrm=["native"]'),),
     ],
-    "provider-name": [(("kernels.py", '"wide")', '"unfused")'), ("hooks.py", '"wide"', '"unfused"'), ("platform.py", '"wide"', '"unfused"'))],
+    "provider-name": [
+        (
+            ("kernels.py", '"wide")', '"unfused")'),
+            ("hooks.py", '"wide"', '"unfused"'),
+            ("platform.py", '"wide"', '"unfused"'),
+        )
+    ],
     "provider-signature": [
-        (("kernels.py", f"wide({TYPES}", "wide(x: torch.Tensor, w: torch.Tensor | None, epsilon: float"),),
-        (("kernels.py", f"wide({TYPES}", "wide(x: torch.Tensor, weight: torch.Tensor, epsilon: float"),),
-        (("kernels.py", f"wide({TYPES}", "wide(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float = 1e-6"),),
-        (("kernels.py", f"wide({TYPES}", "wide(x, weight: torch.Tensor | None, epsilon: float"),),
-        (("kernels.py", "def wide(x", "def wide(*x"),),
+        (("kernels.py", f"wide(\n    {TYPES}", "wide(x: torch.Tensor, w: torch.Tensor | None, epsilon: float"),),
+        (("kernels.py", f"wide(\n    {TYPES}", "wide(x: torch.Tensor, weight: torch.Tensor, epsilon: float"),),
+        (
+            (
+                "kernels.py",
+                f"wide(\n    {TYPES}",
+                "wide(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float = 1e-6",
+            ),
+        ),
+        (("kernels.py", f"wide(\n    {TYPES}", "wide(x, weight: torch.Tensor | None, epsilon: float"),),
+        (("kernels.py", "def wide(\n    x", "def wide(*x"),),
     ],
     "provider-predicate": [
         (("kernels.py", "def takes(x, weight, epsilon, variance_size=None)", "def takes(x, weight, epsilon)"),),
-        (("kernels.py", "def takes(x, weight, epsilon, variance_size=None)", "def takes(x, weight, epsilon, variance_size=0)"),),
+        (
+            (
+                "kernels.py",
+                "def takes(x, weight, epsilon, variance_size=None)",
+                "def takes(x, weight, epsilon, variance_size=0)",
+            ),
+        ),
         (("kernels.py", "supports_args=takes", "supports_args=lambda *a: True"),),
     ],
-    "provider-twice": [(("kernels.py", '# more', '@ir.ops.rms_norm.register_impl("wide")\ndef again(' + TYPES + ", variance_size: int | None = None) -> torch.Tensor: ..."),)],
+    "provider-twice": [
+        (
+            (
+                "kernels.py",
+                "# more",
+                '@ir.ops.rms_norm.register_impl("wide")\ndef again('
+                + TYPES
+                + ", variance_size: int | None = None) -> torch.Tensor: ...",
+            ),
+        )
+    ],
     "provider-inplace": [(("kernels.py", '"wide")', '"wide", inplace=True)'),)],
     "provider-unlisted": [
-        (("kernels.py", "# more", provider(op="gelu_and_mul_sparse", parameters="x: torch.Tensor, std_multiplier: float, approximate: str = \"none\"")),),
+        (
+            (
+                "kernels.py",
+                "# more",
+                provider(
+                    op="gelu_and_mul_sparse",
+                    parameters='x: torch.Tensor, std_multiplier: float, approximate: str = "none"',
+                ),
+            ),
+        ),
     ],
     "provider-shadowed": [
         (("kernels.py", '"demo", supports_args=takes', '"demo"'),),
-        (("platform.py", '"demo", "wide", "native"', '"demo", "native", "wide"'), ("hooks.py", '"demo", "wide", "native"', '"demo", "native"')),
+        (
+            ("platform.py", '"demo", "wide", "native"', '"demo", "native", "wide"'),
+            ("hooks.py", '"demo", "wide", "native"', '"demo", "native"'),
+        ),
     ],
-    "priority-unknown": [(("platform.py", '"demo", "wide"', '"demo", "wdie", "wide"'),), (("hooks.py", '"wide"', '"gone"'),)],
+    "priority-unknown": [
+        (("platform.py", '"demo", "wide"', '"demo", "wdie", "wide"'),),
+        (("hooks.py", '"wide"', '"gone"'),),
+    ],
     "predicate-reads-data": [
         (("kernels.py", "float(x.shape[0]) > 1", what),)
-        for what in ("x.max().item() > 0", "float(x) > 0", "x.data_ptr() % 16 == 0", "torch.equal(x, weight)", "(x > 0).tolist()")
+        for what in (
+            "x.max().item() > 0",
+            "float(x) > 0",
+            "x.data_ptr() % 16 == 0",
+            "torch.equal(x, weight)",
+            "(x > 0).tolist()",
+        )
     ],
     "op-both": [
         (
@@ -157,7 +243,13 @@ FAULTS: dict[str, list[tuple[tuple[str, str, str], ...]]] = {
     "hookimpl-none": [(("hooks.py", "@opdock.hookimpl\n", ""),)],
     "import-heavy": [
         (("__init__.py", "import opdock\n", "import opdock\nimport torch.nn\n"),),
-        (("__init__.py", "import opdock\n", "import opdock\ntry:\n    from opdock_demo import kernels\nexcept ImportError: ...\n"),),
+        (
+            (
+                "__init__.py",
+                "import opdock\n",
+                "import opdock\ntry:\n    from opdock_demo import kernels\nexcept ImportError: ...\n",
+            ),
+        ),
     ],
     "import-reentry": [
         (("__init__.py", "", "print(opdock.current_platform.device_name)\n"),),
@@ -174,10 +266,19 @@ FAULTS: dict[str, list[tuple[tuple[str, str, str], ...]]] = {
         (("kernels.py", "# more", "torch._dynamo.config.cache_size_limit = 3\n"),),
     ],
     "rewrites-files": [
-        (("kernels.py", "# more", "import importlib.util\nspec = importlib.util.find_spec('torch')\nopen(spec.origin, 'w')\n"),),
+        (
+            (
+                "kernels.py",
+                "# more",
+                "import importlib.util\nspec = importlib.util.find_spec('torch')\nopen(spec.origin, 'w')\n",
+            ),
+        ),
         (("kernels.py", "# more", "from pathlib import Path\nPath(torch.__file__).write_text('')\n"),),
     ],
-    "exits": [(("__init__.py", "", "import sys\nif not opdock:\n    sys.exit(1)\n"),), (("__init__.py", "", "raise SystemExit\n"),)],
+    "exits": [
+        (("__init__.py", "", "import sys\nif not opdock:\n    sys.exit(1)\n"),),
+        (("__init__.py", "", "raise SystemExit\n"),),
+    ],
 }
 CASES = [(rule, changes) for rule, every in FAULTS.items() for changes in every]
 
@@ -186,7 +287,7 @@ def rules(result: Result) -> set[str]:
     return {f.rule.removeprefix("opdock/") for f in result.findings}
 
 
-def test_the_clean_package_has_no_finding(check) -> None:
+def test_the_clean_package_has_no_finding(check: Callable[..., Result]) -> None:
     """All that is in it is as the guide writes it."""
     result = check()
     assert result.findings == ()
@@ -194,7 +295,7 @@ def test_the_clean_package_has_no_finding(check) -> None:
 
 
 @pytest.mark.parametrize(("rule", "changes"), CASES, ids=[f"{r}-{i}" for i, (r, _) in enumerate(CASES)])
-def test_a_fault_is_told_by_its_rule_and_no_other(rule: str, changes: tuple, check) -> None:
+def test_a_fault_is_told_by_its_rule_and_no_other(rule: str, changes: tuple, check: Callable[..., Result]) -> None:
     """One change to the clean package."""
     result = check(*changes)
     assert rules(result) == {rule}, [(f.rule, f.message) for f in result.findings]

@@ -64,19 +64,18 @@ def find(wanted: str) -> Subject:
     Raises: UnknownNameError where nothing is called so.
     """
     path = Path(wanted)
-    try:
-        if wanted.endswith(".whl") and path.is_file():
+    is_folder = os.path.isdir(wanted)
+    if wanted.endswith(".whl") and os.path.isfile(wanted):
+        try:
             return _of_wheel(path)
-        if (os.sep in wanted or wanted in (".", "..")) and path.is_dir():
-            return _of_folder(path)
-    except (OSError, ValueError):  # a name that no file can have
-        pass
-    except Unreadable as err:
-        raise UnknownNameError(str(err), remedy="give the path of a wheel that is whole.") from None
+        except Unreadable as err:
+            raise UnknownNameError(str(err), remedy="give the path of a wheel that is whole.") from None
+    if is_folder and (os.sep in wanted or wanted in (".", "..")):
+        return _of_folder(path)
     dist = _distribution(wanted)
     if dist is not None:
         return _of_installed(dist)
-    if path.is_dir():
+    if is_folder:
         return _of_folder(path)
     spec_folder = _import_folder(wanted)
     if spec_folder is not None:
