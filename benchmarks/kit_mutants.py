@@ -1,0 +1,139 @@
+"""Run the conformance kit over a correct package with a fault seeded in, once for each fault, and count what it finds.
+
+    python benchmarks/kit_mutants.py [--only NAME] [--grid small] [--jobs 2] [--out benchmarks/results]
+
+The faults are those of ``tests/testing/mutants``; a run stops at its first failed check. Controls are correct changes,
+which run to the end. Exit status 1 if the kit finds a control wrong; a fault that it misses is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from record import Result, Row, write
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "testing"))
+from mutants import CONTROLS, FAULTS, Mutant, files_of, named
+from package import NAME
+from package import write as write_package
+
+CONDITIONS = (
+    "Each fault is one edit of a correct package for CPU tensors: a platform, four providers, three replaced layers. "
+    "A run of the kit stops at its first failed check; the seconds are its own, with other runs beside it."
+)
+SHOWN = 110  # characters of a message
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the kit said.
+
+    Args:
+        name: of the mutant.
+        check: that failed first, "" if none did.
+        message: its first line, or the mutant's fault if no check failed.
+        seconds: that the run took.
+    """
+
+    name: str
+    check: str
+    message: str
+    seconds: float
+
+
+def examine(name: str, grid: str) -> Outcome:
+    """Run the kit over one mutant, to the first failure."""
+    mutant, start = named(name), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        check, message = _first_failure(write_package(Path(folder) / "site", files_of(mutant)), grid)
+        message = message.replace(folder, "")
+    return Outcome(name, check, (message.splitlines() or [mutant.what])[0][:SHOWN], time.perf_counter() - start)
+
+
+def _first_failure(site: Path, grid: str) -> tuple[str, str]:
+    from opdock.testing.session import Session
+    from opdock.testing.settings import Settings
+
+    sys.path.insert(0, str(site))
+    try:
+        with contextlib.closing(Session(Settings(NAME, grid))) as session:
+            for check, subject in session.items():
+                result = session.run(check.name, subject)
+                if result.status == "failed":
+                    return result.id, result.message
+    finally:
+        sys.path.remove(str(site))
+    return "", ""
+
+
+def run(mutants: Iterable[Mutant], grid: str, jobs: int) -> list[Outcome]:
+    """Return the outcome of each, in order; printed as they come."""
+    found = []
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        names = [m.name for m in mutants]
+        for outcome in pool.map(examine, names, [grid] * len(names)):
+            print(line(outcome), f"({outcome.seconds:.1f} s)", flush=True)
+            found.append(outcome)
+    return found
+
+
+def line(outcome: Outcome) -> str:
+    """Return the outcome in words."""
+    harmless = named(outcome.name).harmless
+    verdict = ("FALSE ALARM" if harmless else "caught") if outcome.check else ("passes" if harmless else "SURVIVES")
+    by = f" by {outcome.check}" if outcome.check else ""
+    return f"{outcome.name}: {verdict}{by}: {outcome.message}"
+
+
+def rows(found: list[Outcome]) -> list[Row]:
+    """Return the counts, then one row for each mutant with its seconds."""
+    faults = [o for o in found if not named(o.name).harmless]
+    caught = [o for o in faults if o.check]
+    alarms = [o for o in found if named(o.name).harmless and o.check]
+    share = 100 * len(caught) / max(1, len(faults))
+    counts: list[Row] = [
+        ("faults", float(len(faults)), "", None, ""),
+        ("faults caught", float(len(caught)), "", None, ""),
+        ("share of the faults caught", share, "%", None, ""),
+        ("controls", float(len(found) - len(faults)), "", None, ""),
+        ("false alarms on controls", float(len(alarms)), "", 0.0, "<="),
+        ("seconds of a run, mean", sum(o.seconds for o in found) / max(1, len(found)), "s", None, ""),
+    ]
+    return counts + [(line(o), o.seconds, "s", None, "") for o in sorted(found, key=lambda o: bool(o.check))]
+
+
+def main() -> int:
+    """Run all of them, or those that are asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a mutant; patterns are allowed")
+    parser.add_argument("--grid", choices=("small", "full"), default="small", help="of the kit")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--out", type=Path, help="folder for kit_mutants.json and kit_mutants.txt")
+    given = parser.parse_args()
+    chosen = [m for m in (*FAULTS, *CONTROLS) if not given.only or any(fnmatch.fnmatch(m.name, p) for p in given.only)]
+    if not chosen:
+        parser.error("no mutant has such a name")
+    start = time.perf_counter()
+    found = run(chosen, given.grid, given.jobs)
+    made = rows(found)
+    raw = {"all, s": time.perf_counter() - start, **{o.name: o.seconds for o in found}}
+    result = Result("kit_mutants", CONDITIONS, ["torch", "hypothesis", "opdock"], made, raw)
+    print()
+    print(Result("", "", [], made[:6], {}).table())
+    if given.out is not None:
+        write(result, given.out)
+    return int(bool(result.missed()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
