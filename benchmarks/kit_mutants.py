@@ -1,9 +1,11 @@
 """Run the conformance kit over a correct package with a fault seeded in, once for each fault, and count what it finds.
 
-    python benchmarks/kit_mutants.py [--only NAME] [--grid small] [--jobs 2] [--out benchmarks/results]
+    python benchmarks/kit_mutants.py [--only NAME] [--grid small] [--jobs 2]
+        [--without CHECK] [--resume FILE] [--out benchmarks/results]
 
 The faults are those of ``tests/testing/mutants``; a run stops at its first failed check. Controls are correct changes,
-which run to the end. Exit status 1 if the kit finds a control wrong; a fault that it misses is listed.
+which run to the end. ``--resume`` keeps outcomes in a file, and takes from it those of the same text and the same kit.
+Exit status 1 if the kit finds a control wrong; a fault that it misses is listed.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import hashlib
+import json
 import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from record import Result, Row, write
@@ -51,16 +55,16 @@ class Outcome:
     seconds: float
 
 
-def examine(name: str, grid: str) -> Outcome:
-    """Run the kit over one mutant, to the first failure."""
+def examine(name: str, grid: str, without: tuple[str, ...]) -> Outcome:
+    """Run the kit over one mutant, to the first failure, without the checks of these names."""
     mutant, start = named(name), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        check, message = _first_failure(write_package(Path(folder) / "site", files_of(mutant)), grid)
+        check, message = _first_failure(write_package(Path(folder) / "site", files_of(mutant)), grid, without)
         message = message.replace(folder, "")
     return Outcome(name, check, (message.splitlines() or [mutant.what])[0][:SHOWN], time.perf_counter() - start)
 
 
-def _first_failure(site: Path, grid: str) -> tuple[str, str]:
+def _first_failure(site: Path, grid: str, without: tuple[str, ...]) -> tuple[str, str]:
     from opdock.testing.session import Session
     from opdock.testing.settings import Settings
 
@@ -68,6 +72,8 @@ def _first_failure(site: Path, grid: str) -> tuple[str, str]:
     try:
         with contextlib.closing(Session(Settings(NAME, grid))) as session:
             for check, subject in session.items():
+                if check.name in without:
+                    continue
                 result = session.run(check.name, subject)
                 if result.status == "failed":
                     return result.id, result.message
@@ -76,15 +82,55 @@ def _first_failure(site: Path, grid: str) -> tuple[str, str]:
     return "", ""
 
 
-def run(mutants: Iterable[Mutant], grid: str, jobs: int) -> list[Outcome]:
+class Kept:
+    """Outcomes in a file, one JSON object a line; each goes with the mutant's text, the kit's text and the options.
+
+    Args:
+        file: where they are, or None to keep none.
+        options: of the run, whatever changes an outcome.
+    """
+
+    def __init__(self, file: Path | None, *options: object) -> None:
+        """Read what there is."""
+        self._file, self._outcomes = file, {}
+        self._base = hashlib.sha256(repr(options).encode())
+        import opdock.testing
+
+        kit = Path(opdock.testing.__file__).parent
+        for source in sorted((*kit.glob("*.py"), *kit.glob("checks/*.py"))):
+            self._base.update(source.read_bytes())
+        if file is not None and file.exists():
+            entries = (json.loads(text) for text in file.read_text(encoding="utf-8").splitlines())
+            self._outcomes = {entry.pop("key"): Outcome(**entry) for entry in entries}
+
+    def key(self, name: str) -> str:
+        """Return what an outcome goes with."""
+        digest = self._base.copy()
+        digest.update(repr((name, sorted(files_of(named(name)).items()))).encode())
+        return digest.hexdigest()
+
+    def get(self, name: str) -> Outcome | None:
+        """Return the outcome of a mutant, if it is there."""
+        return self._outcomes.get(self.key(name))
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep one."""
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"key": self.key(outcome.name), **asdict(outcome)}) + "\n")
+
+
+def run(mutants: Iterable[Mutant], grid: str, jobs: int, without: tuple[str, ...], kept: Kept) -> list[Outcome]:
     """Return the outcome of each, in order; printed as they come."""
-    found = []
+    found = {m.name: kept.get(m.name) for m in mutants}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        names = [m.name for m in mutants]
-        for outcome in pool.map(examine, names, [grid] * len(names)):
+        asked = [pool.submit(examine, name, grid, without) for name, outcome in found.items() if outcome is None]
+        for future in as_completed(asked):
+            outcome = future.result()
+            kept.add(outcome)
+            found[outcome.name] = outcome
             print(line(outcome), f"({outcome.seconds:.1f} s)", flush=True)
-            found.append(outcome)
-    return found
+    return [outcome for outcome in found.values() if outcome is not None]
 
 
 def line(outcome: Outcome) -> str:
@@ -117,6 +163,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a mutant; patterns are allowed")
     parser.add_argument("--grid", choices=("small", "full"), default="small", help="of the kit")
+    parser.add_argument("--without", action="append", default=[], metavar="CHECK", help="a check to leave out")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep outcomes here, and do not run those again")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, help="folder for kit_mutants.json and kit_mutants.txt")
     given = parser.parse_args()
@@ -124,7 +172,8 @@ def main() -> int:
     if not chosen:
         parser.error("no mutant has such a name")
     start = time.perf_counter()
-    found = run(chosen, given.grid, given.jobs)
+    without = tuple(given.without)
+    found = run(chosen, given.grid, given.jobs, without, Kept(given.resume, given.grid, without))
     made = rows(found)
     raw = {"all, s": time.perf_counter() - start, **{o.name: o.seconds for o in found}}
     result = Result("kit_mutants", CONDITIONS, ["torch", "hypothesis", "opdock"], made, raw)
