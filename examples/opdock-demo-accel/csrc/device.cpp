@@ -168,6 +168,7 @@ at::Tensor reshape_alias(const at::Tensor& t, Sizes size, Sizes stride) {
   return at::native::_reshape_alias(t, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
 }
 const at::Tensor& resize_(const at::Tensor& t, Sizes size, std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard guard(t.device());
   return at::native::resize_(t, C10_AS_INTARRAYREF_SLOW(size), format);
 }
 at::Tensor& set_source(at::Tensor& t, at::Storage from) {

@@ -38,9 +38,12 @@ class DemoAccelPlatform(Platform):
             device.load()
         except (OSError, RuntimeError) as err:
             raise PlatformError(
-                f"The library of {cls.device_name} cannot be loaded: {str(err).splitlines()[0]}",
-                why="It fits the PyTorch that it was built with; a process has room for one PrivateUse1 device.",
-                remedy="pip install --force-reinstall --no-deps --no-build-isolation opdock-demo-accel",
+                f"the library of {cls.device_name} cannot be loaded",
+                why=[
+                    str(err.__cause__ or err),
+                    "It fits the PyTorch that it was built with: install it again after another PyTorch.",
+                    "A process has room for one PrivateUse1 device.",
+                ],
             ) from err
         from opdock_demo_accel import kernels  # noqa: F401 - registers what they return for fake tensors
 
