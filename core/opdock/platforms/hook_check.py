@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,8 @@ def _check_member(klass: type, name: str, value: object) -> list[Fault]:
 
 def is_likely_typo(name: str, close: str) -> bool:
     """Return whether a method called ``name`` was meant to be the hook ``close``."""
-    return abs(len(name) - len(close)) <= 3 and name not in dir(type)
+    alike = difflib.SequenceMatcher(a=name, b=close).ratio() >= 0.8
+    return alike and abs(len(name) - len(close)) <= 3 and name not in dir(type)
 
 
 def _parameters(member: object) -> tuple[list[inspect.Parameter], bool]:

@@ -280,6 +280,10 @@ FAULTS: dict[str, list[tuple[tuple[str, str, str], ...]]] = {
         (("__init__.py", "", "raise SystemExit\n"),),
     ],
 }
+BRANCH = """    @ReplicatedLinear.register_oot
+    class A(ReplicatedLinear):
+        def forward(self, x): ...
+"""
 CASES = [(rule, changes) for rule, every in FAULTS.items() for changes in every]
 
 
@@ -300,6 +304,37 @@ def test_a_fault_is_told_by_its_rule_and_no_other(rule: str, changes: tuple, che
     result = check(*changes)
     assert rules(result) == {rule}, [(f.rule, f.message) for f in result.findings]
     assert all(f.message and "\n" not in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("kernels.py", "def f(torch):\n    torch.x = 1\n"),  # a parameter of the name
+        ("kernels.py", "def f():\n    torch = object()\n    torch.x = 1\n"),
+        ("kernels.py", "def f():\n    import json\ndef g(json):\n    json.x = 1\n"),
+        ("kernels.py", "import opdock_demo.probe as p\np.LIMIT = 3\n"),  # its own module
+        ("kernels.py", "for name in ('a', 'b'):\n    ir.ops.rms_norm.register_impl(name)(object)\n"),  # dynamic
+        ("kernels.py", "op = getattr(ir.ops, 'rms' + '_norm')\nop.register_impl('c')\n"),
+        ("layers.py", "for name in open('x'):\n    CustomOp.register_oot(DemoGelu, name=name)\n"),
+        ("layers.py", "def g(cls):\n    return cls.register_oot\n"),
+        ("layers.py", f"if torch:\n{BRANCH}else:\n{BRANCH}"),
+        ("probe.py", "if __name__ == '__main__':\n    import sys\n    sys.exit(1)\n"),
+        ("__init__.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"),
+        ("__init__.py", "def later():\n    import torch, os\n    os.environ['A'] = '1'\n"),
+        ("__init__.py", "if False:\n    register = None\n"),
+        ("platform.py", "    def __getattr__(self, name): ...\n"),
+        ("platform.py", "    def get_chip_name(self, a, b): ...\n"),
+        ("platform.py", "    @classmethod\n    def set_device(cls, *args, **kwargs): ...\n"),
+        ("platform.py", "    @classmethod\n    def set_device(cls, device, flags=0): ...\n"),
+        ("platform.py", "    @staticmethod\n    def set_device(device): ...\n"),
+        ("platform.py", "    set_device = make()\n"),
+        ("platform.py", "    @wrapped\n    def set_device(cls): ...\n"),
+    ],
+)  # fmt: skip
+def test_what_is_right_or_cannot_be_told_is_left_alone(file: str, text: str, check: Callable[..., Result]) -> None:
+    """No false finding."""
+    result = check((file, "", text))
+    assert result.findings == ()
 
 
 def test_every_static_rule_has_a_fault_here() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from opdock.discovery.entry_points import HOOK_GROUP, PLATFORM_GROUP, Line
@@ -77,8 +79,9 @@ def check_subject(found: subject.Subject, *, opdock_version: str | None = None) 
 
     start = time.perf_counter()
     world = World(found.package)
-    told = _Check(found, world, opdock_version or __version__)
-    told.run()
+    with _without_collector():
+        told = _Check(found, world, opdock_version or __version__)
+        told.run()
     return Result(
         found.name,
         found.version,
@@ -89,6 +92,18 @@ def check_subject(found: subject.Subject, *, opdock_version: str | None = None) 
         time.perf_counter() - start,
         in_order([*told.findings, *found.package.findings]),
     )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the cycle collector: it would walk millions of syntax nodes, none of which is garbage yet."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class _Check:

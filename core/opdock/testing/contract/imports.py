@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from opdock.testing.contract.findings import NOTE, WARNING, Finding, finding
+from opdock.testing.contract.literals import parameters
 from opdock.testing.contract.register import own_nodes
 from opdock.testing.contract.source import Found, Module, statements
 from opdock.testing.contract.world import World
@@ -17,7 +18,7 @@ _PLATFORM = ("opdock.current_platform", "opdock.platforms.current_platform", "vl
 _ENVIRON_CALLS = {"os.environ.setdefault", "os.environ.update", "os.environ.pop", "os.putenv", "os.unsetenv"}
 _EXITS = {"sys.exit", "os._exit", "os.abort", "os.kill"}
 _WRITERS = {"write_text", "write_bytes", "copy", "copy2", "copyfile", "move", "replace", "rename"}
-_SETTINGS = {"config", "backends", "environ"}
+_SETTINGS = {"config", "_config", "backends", "environ"}
 
 
 @dataclass(frozen=True)
@@ -246,10 +247,26 @@ def _is_imported(module: Module, target: ast.AST) -> bool:
         root = root.value
     if not isinstance(root, ast.Name):
         return isinstance(target, ast.Subscript)
+    function = function_around(module, root)
+    while isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        imported, local = _names_of(module, function)
+        if root.id in imported or root.id in local:
+            return root.id in imported
+        function = function_around(module, function)
     bound = module.bindings.get(root.id)
-    if isinstance(bound, ast.Name | ast.Attribute):
-        return _is_imported(module, bound)
-    return isinstance(bound, str) or (bound is None and root.id in module.local_imports)
+    return _is_imported(module, bound) if isinstance(bound, ast.Name | ast.Attribute) else isinstance(bound, str)
+
+
+def _names_of(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[set[str], set[str]]:
+    """Return the names that a function imports, and those that are its own parameters and variables."""
+    imported: set[str] = set()
+    local = {p.name for p in parameters(function)}
+    for node in own_nodes(function):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {name for name, _ in module.imported(node)}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            local.add(node.id)
+    return imported, local
 
 
 def _rewrites(world: World, module: Module) -> Iterator[Finding]:
