@@ -114,6 +114,13 @@ def test_c_drifted_hook_is_refused_at_activation(member: str, words: str, instal
         current.resolve()
 
 
+def test_a_parameter_may_keep_the_name_that_vllm_has_for_it(install: Install) -> None:
+    """The host gives it by position; nearly every backend that is ported has this one."""
+    hook = "    @classmethod\n    def check_and_update_config(cls, vllm_config): ..."
+    install("chip", f"    return __name__ + '.Q'\nclass Q(P):\n{hook}")
+    assert current.resolve().device_name == "chip"
+
+
 @pytest.mark.parametrize(
     ("member", "words"),
     [

@@ -22,6 +22,9 @@ REMOVED = {
 }
 """Hooks of earlier hosts that nothing calls any more, and why."""
 
+VLLMS_NAMES = {"vllm_config": "config"}
+"""Parameters that have another name in vLLM, whose backends override these hooks; the host gives them by position."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -118,7 +121,7 @@ def misfit(wanted: Sequence[inspect.Parameter], given: Sequence[inspect.Paramete
     if unexpected:
         return f"{text}: the host never passes {unexpected[0]!r}"
     for mine, theirs in zip(positions, plain, strict=False):
-        if mine.name != theirs.name:
+        if VLLMS_NAMES.get(mine.name, mine.name) != theirs.name:
             return f"{text}: {mine.name!r} stands where the host has {theirs.name!r}"
         if theirs.default is not theirs.empty and mine.default is mine.empty:
             return f"{text}: {mine.name!r} must have a default"

@@ -94,9 +94,9 @@ def test_replaced_classes_are_looked_up_here(result: Result) -> None:
 
 
 def test_what_register_and_metadata_lack(result: Result) -> None:
-    """The requirement is the one error besides what would fail in the class."""
+    """The requirement is the one error: vLLM's name for the configuration is no fault."""
     errors = {f.rule for f in result.findings if f.level == "error"}
-    assert errors == {"opdock/requirement-missing", "opdock/hook-signature"}
+    assert errors == {"opdock/requirement-missing"}
     assert "vllm_chip.platform:ChipPlatform" in next(f.remedy for f in result.findings if "port-register" in f.rule)
     assert told(result, "import-heavy") == ["Importing vllm_chip imports vllm."]
     assert told(result, "hook-removed") == ["ChipPlatform.supports_v1 is never called."]
