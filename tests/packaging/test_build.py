@@ -62,8 +62,22 @@ def test_the_wheel_holds_every_source_file_and_the_typing_marker(wheel_names: li
 def test_the_wheel_holds_nothing_but_the_package_and_its_metadata(wheel_names: list[str]) -> None:
     roots = {name.split("/")[0] for name in wheel_names}
     assert roots == {"opdock", f"opdock-{opdock.__version__}.dist-info"}
-    tests = [name for name in wheel_names if "/tests/" in name or "/test_" in name or "conftest" in name]
-    assert tests == []
+    own = [name for name in wheel_names if "/cli/scaffold/" not in name]
+    assert [name for name in own if "/tests/" in name or "/test_" in name or "conftest" in name] == []
+
+
+def test_the_wheel_holds_the_templates_of_new_and_nothing_that_a_build_left_in_them(wheel_names: list[str]) -> None:
+    templates = {name.removeprefix("opdock/cli/scaffold/") for name in wheel_names if "/cli/scaffold/" in name}
+    assert {
+        "cpu/setup.cfg",
+        "cpu/.gitignore",
+        "cpu/.ci/run",
+        "cpu/.github/workflows/ci.yml",
+        "cpu/tests/test_conformance.py",
+        "privateuse1/csrc/device.cpp",
+        "privateuse1/opdock_demo_accel/platform.py",
+    } <= templates
+    assert not [name for name in templates if name.endswith((".so", ".pyc", ".o")) or "egg-info" in name]
 
 
 def test_the_wheel_carries_the_licence(wheel_names: list[str]) -> None:
@@ -90,7 +104,7 @@ def test_what_must_be_installed_is_little_and_the_rest_is_an_extra(metadata: Mes
     requires = [str(line) for line in metadata.get_all("Requires-Dist") or []]
     needed = sorted(line for line in requires if "extra ==" not in line)
     assert needed == ["packaging>=23", "pluggy>=1.5", "torch>=2.11"]
-    assert sorted(metadata.get_all("Provides-Extra") or []) == ["cli", "models", "test", "triton"]
+    assert sorted(metadata.get_all("Provides-Extra") or []) == ["bench", "cli", "models", "test", "triton"]
     assert metadata["Requires-Python"] == ">=3.10"
 
 

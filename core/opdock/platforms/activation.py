@@ -34,13 +34,14 @@ class Chosen:
         return hooks.owner_of(self.candidate) if self.candidate else None
 
     def failed(self, what: str, why: list[str], cause: BaseException | None = None) -> PlatformFailedError:
-        """Return the error for this platform, with its distribution and a remedy."""
+        """Return the error for this platform, with its distribution and a remedy; its own comes first."""
+        own = cause.remedy if isinstance(cause, OpdockError) else None
         error = PlatformFailedError(
             f"Platform {self.selection.winner!r} {what}",
             who=self.candidate.label if self.candidate else self.selection.class_path or "",
             why=why,
-            remedy="fix or upgrade the distribution, or leave it out: OPDOCK_PLATFORM=cpu, or VLLM_PLUGINS with the "
-            "names of the plugins that may run.",
+            remedy=(f"{own} Or " if own else "fix or upgrade the distribution, or ")
+            + "leave it out: OPDOCK_PLATFORM=cpu, or VLLM_PLUGINS with the names of the plugins that may run.",
         )
         error.__cause__ = cause
         return error
