@@ -49,6 +49,10 @@ def test_only_the_controls_are_harmless() -> None:
     assert all(m.harmless for m in mutants.CONTROLS)
 
 
+def test_what_breaks_no_rule_is_among_the_faults() -> None:
+    assert set(mutants.REASONS) <= {m.name for m in mutants.FAULTS}
+
+
 @pytest.mark.parametrize("mutant", EVERY, ids=lambda m: m.name)
 def test_every_edit_applies_once_and_the_files_compile(mutant: mutants.Mutant) -> None:
     assert len(mutant.edits) == 1

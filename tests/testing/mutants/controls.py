@@ -95,6 +95,10 @@ MUTANTS = (
         "grouping",
     ),
     control(
-        "priority_explicit_default", F, '            ["native"],\n', '            default=["native"],\n', "by name"
+        "dtypes_with_float16",
+        F,
+        "[torch.float32, torch.bfloat16]",
+        "[torch.float32, torch.bfloat16, torch.float16]",
+        "one dtype more, which all but one provider take",
     ),
 )

@@ -49,7 +49,7 @@ MUTANTS = (
         "probe_sets_environment",
         INIT,
         PROBE,
-        PROBE + "    import os\n\n    os.environ['OMP_NUM_THREADS'] = '1'\n",
+        PROBE + "    import os\n\n    os.environ['GOOD_DEVICES'] = '0'\n",
         "asking changes the environment",
     ),
     mutant(

@@ -1,0 +1,17 @@
+"""Faults that, once looked at, break no rule: the kit has to let them pass, and they count as survivors all the same."""
+
+from __future__ import annotations
+
+REASONS = {
+    "truncated_in_bfloat16": "one unit in the last place, within the op's tolerance",
+    "probe_declines_silently": "the host gives a reason of its own",
+    "hook_not_classmethod": "hooks are called on the platform object",
+    "dispatch_key_missing": "CPU is the default",
+    "priority_without_native": "the host tries native last, whatever is listed",
+    "priority_of_default_only": "the host tries native last, whatever is listed",
+    "priority_listed_twice": "the second one is never tried",
+    "compile_passes_none": "the host takes None for no fusions",
+    "linear_weight_transposed": "names, shapes, dtypes and values are those of the in-tree layer",
+    "gelu_forward_native_replaced": "forward_oot is forward_native unless it is defined, and the values are right",
+}
+"""Why, by name."""
