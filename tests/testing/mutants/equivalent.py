@@ -1,4 +1,4 @@
-"""Faults that, once looked at, break no rule: the kit has to let them pass, and they count as survivors all the same."""
+"""Faults that, once looked at, break no rule: the kit has to let them pass; they count as survivors all the same."""
 
 from __future__ import annotations
 
