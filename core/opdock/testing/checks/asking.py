@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from opdock.discovery import loading, metadata
-from opdock.platforms.who_may_run import may_run
+from opdock.platforms.who_may_run import requirement_fault
 from opdock.testing.check import FACTS, CannotRun, Fault, check
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ BREAKS_VLLM = ("cpu", "cuda", "rocm", "tpu", "xpu")
 """Entry-point names of vLLM's own platforms: a plugin of that name that declines hides vLLM's."""
 
 MAX_SECONDS = 10.0
+_NAMES = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_CLASS_PATH = re.compile(rf"{_NAMES}[.:]{_NAMES}")
 
 
 def _platform_only(session: Session) -> dict[str, Any]:
@@ -28,13 +31,13 @@ def requires_opdock(session: Session) -> None:
     """The distribution requires opdock, in a range that has this version: without that its code never runs."""
     from opdock import __version__
 
-    reason = may_run(session.target.candidate, __version__)
     if session.target.candidate.dist.requires_opdock is None:
         raise Fault(
             f"{session.target.distribution} does not require opdock: it counts as written for another host.",
             remedy='install_requires = opdock>=0.1,<0.2 (or dependencies = ["opdock>=0.1,<0.2"]).',
         )
-    if "requires" in reason or "built for" in reason:
+    reason = requirement_fault(session.target.candidate, __version__)
+    if reason:
         raise Fault(reason, remedy="widen the requirement on opdock, once the kit passes on this version.")
 
 
@@ -80,10 +83,11 @@ def answers(session: Session) -> str:
             remedy="move what may fail or take long into import_kernels; the probe says None or the reason why not.",
         )
     answer = told["answer"]
-    if answer is not None and not isinstance(answer, str):
-        raise Fault(f"register() returned {answer!r}, expected a class path or None.")
-    if session.target.is_platform and answer is not None and answer.strip("'\"") != answer:
-        raise Fault(f"register() returned {answer}, expected 'package.module:Class' or None.")
+    if session.target.is_platform and answer is not None and not _CLASS_PATH.fullmatch(answer.strip()):
+        raise Fault(
+            f"register() returned {answer}, expected a class path or None.",
+            remedy="return it as text, 'package.module:Class': the class is imported once it is chosen.",
+        )
     return answer or f"declined: {told['reason']}" if session.target.is_platform else ""
 
 
@@ -100,7 +104,7 @@ def decline_reason(session: Session) -> str:
     return str(told["reason"])
 
 
-@check("platform.asking_is_light", where=FACTS, needs=("platform.answers",))
+@check("platform.asking_is_light", where=FACTS, needs=("platform.asking_starts_no_driver",))
 def asking_is_light(session: Session) -> str:
     """Importing the module and asking it imports no torch: every process asks every installed package."""
     told = _platform_only(session)
