@@ -24,8 +24,9 @@ def _require_step(session: Session, step: str) -> None:
         return
     if step_of(told) == step:
         verb = {"timeout": "hangs", "exited": "ends the process"}.get(told["status"], "fails")
+        what = step if step != CLASS or session.target.is_platform else "importing the hooks"
         raise Fault(
-            f"{step} {verb}: {told['error'].splitlines()[0]}",
+            f"{what} {verb}: {told['error'].splitlines()[0]}",
             why=[*told["error"].splitlines()[1:], *told["trace"].splitlines()[-8:]],
             remedy=_REMEDY,
         )
@@ -37,10 +38,14 @@ def step_of(told: dict[str, str]) -> str:
     """Return the step in which the activation ended: a hook, the class, or the device after the hooks."""
     if told["step"] in (*_HOOKS, CLASS):
         return told["step"]
-    return DEVICE if "dispatch key" in told["error"].lower() or "dispatch_key" in told["error"] else "activation"
+    said = told["error"].lower()
+    return DEVICE if any(text in said for text in ("dispatch key", "dispatch_key", "device type")) else "activation"
 
 
-@check("platform.class_loads", where=FACTS, needs=("platform.answers",))
+_ASKED = ("platform.requires_opdock", "platform.entry_point_name", "platform.answers")
+
+
+@check("platform.class_loads", where=FACTS, needs=_ASKED)
 def class_loads(session: Session) -> None:
     """The class that register() names can be imported, is a Platform, and fits this host's interface."""
     _require_step(session, CLASS)
