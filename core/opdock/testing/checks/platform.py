@@ -72,15 +72,21 @@ def tensors_have_the_dispatch_key(kit: Kit, subject: str) -> str:
     return platform.dispatch_key
 
 
-@check("platform.dtypes", needs=("platform.device_works",))
+@check("platform.dtypes", needs=("platform.dispatch_key",))
 def dtypes(kit: Kit, subject: str) -> str:
-    """supported_dtypes lists dtypes that the device has: tensors of them are made and computed with."""
+    """supported_dtypes is a list of dtypes, the default first."""
     found: Any = kit.require_platform().supported_dtypes
     if not isinstance(found, (list, tuple)) or not found or not all(isinstance(d, torch.dtype) for d in found):
         raise Fault(
             f"supported_dtypes is {found!r}.", remedy="a property that returns a list of dtypes, the default first."
         )
-    for dtype in found:
+    return ", ".join(str(d) for d in found)
+
+
+@check("platform.dtypes_compute", needs=("platform.dtypes", "platform.device_works"))
+def dtypes_compute(kit: Kit, subject: str) -> None:
+    """The device has every dtype of supported_dtypes: tensors of it are made and computed with."""
+    for dtype in kit.require_platform().supported_dtypes:
         try:
             (torch.ones(4, device=kit.require_device(), dtype=dtype) + 1).cpu()
         except Exception as err:
@@ -88,10 +94,9 @@ def dtypes(kit: Kit, subject: str) -> str:
                 f"supported_dtypes has {dtype}, and the device cannot add in it: {type(err).__name__}: {err}",
                 remedy="leave it out of supported_dtypes.",
             ) from err
-    return ", ".join(str(d) for d in found)
 
 
-@check("platform.configures", needs=("registration.register_oot",))
+@check("platform.configures", needs=("platform.dispatch_key",))
 def configures(kit: Kit, subject: str) -> str:
     """A default configuration can be prepared, twice with the same outcome, and its priorities name real providers."""
     kit.require_platform()
@@ -129,10 +134,14 @@ def hooks_run_again(kit: Kit, subject: str) -> None:
                 remedy="define classes and functions in a module that the hook imports, not inside the hook.",
             ) from err
     if len(entries()) != before:
-        raise Fault(f"A second run of the hooks makes {len(entries()) - before} registrations more.")
+        raise Fault(
+            f"A second run of the hooks makes {len(entries()) - before} registrations more.",
+            why=[f"{entry.kind} {entry.name}  {entry.where()}" for entry in entries()[before:][:4]],
+            remedy="define classes and functions in a module that the hook imports, not inside the hook.",
+        )
 
 
-@check("platform.paths", needs=("registration.register_oot",))
+@check("platform.paths", needs=("platform.dispatch_key",))
 def paths(kit: Kit, subject: str) -> str:
     """Class paths that hooks return can be imported, and inference_mode is a context manager."""
     platform, found = kit.require_platform(), []

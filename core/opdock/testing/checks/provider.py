@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opdock.testing.kit import Kit
 
 
-@check("provider.predicate", kind=PROVIDER, needs=("registration.import_ir_kernels",))
+@check("provider.predicate", kind=PROVIDER, needs=("platform.dispatch_key", "platform.dtypes"))
 def predicate(kit: Kit, subject: str) -> str:
     """supports_args decides by metadata alone: on fake tensors as on real ones; and takes some of the inputs."""
     impl = kit.provider(subject)
@@ -96,7 +96,7 @@ def _on(mode: FakeTensorMode, values: list[object], device: str) -> list[object]
         raise CannotRun(f"torch has no fake tensors on {device} here: {err}") from err
 
 
-@check("provider.results", kind=PROVIDER, needs=("provider.predicate", "platform.activates", "platform.device_works"))
+@check("provider.results", kind=PROVIDER, needs=("provider.predicate", "platform.activates", "platform.dtypes_compute"))
 def results(kit: Kit, subject: str) -> str:
     """It runs on what it takes; results have the native shapes, dtypes and dense strides, on the device."""
     impl = kit.provider(subject)
