@@ -27,7 +27,7 @@ def _layouts(kit: Kit) -> list[Case]:
     ]
 
 
-@check("provider.layouts", kind=PROVIDER, needs=("provider.values",))
+@check("provider.layouts", kind=PROVIDER, needs=("provider.arguments",))
 def layouts(kit: Kit, subject: str) -> str:
     """Values agree on padded rows, odd offsets, columns of a wider tensor, transposed and three-dimensional inputs."""
     impl = kit.provider(subject)
@@ -92,7 +92,7 @@ def _some(kit: Kit) -> list[Case]:
     return [Case(tokens, hidden, dtype) for dtype in dtypes_of(kit) for tokens, hidden in _SIZES]
 
 
-@check("provider.aliasing", kind=PROVIDER, needs=("provider.results",))
+@check("provider.aliasing", kind=PROVIDER, needs=("provider.mutation",))
 def aliasing(kit: Kit, subject: str) -> str:
     """Results are memory of their own; those of an in-place provider are the activations, which hold them."""
     impl = kit.provider(subject)
@@ -156,7 +156,7 @@ def own_results(kit: Kit, subject: str) -> str:
     return over(kit, impl, doubled, test)
 
 
-@check("provider.batch_invariance", kind=PROVIDER, needs=("provider.values",))
+@check("provider.batch_invariance", kind=PROVIDER, needs=("provider.values", "provider.mutation"))
 def batch_invariance(kit: Kit, subject: str) -> str:
     """Where it declares it: a row's bits are the same alone, in any batch, and at any place in it."""
     impl = kit.provider(subject)
