@@ -10,13 +10,14 @@ from opdock import ir
 from opdock.config import OpdockConfig
 from opdock.ir.tolerance import DEFAULT_TOLERANCES
 from opdock.platforms import configure
-from opdock.testing.check import MODEL, Fault, check
-from opdock.testing.checks.layers import in_tree_config
+from opdock.testing.check import FACTS, MODEL, Fault, check
+from opdock.testing.checks.layers import in_tree_config, require_none_failed
 from opdock.testing.oracle import same_bits
 from opdock.testing.samples import model_config
 
 if TYPE_CHECKING:
     from opdock.testing.kit import Kit
+    from opdock.testing.session import Session
 
 _PROMPT, _STEPS = 9, 5
 
@@ -52,7 +53,13 @@ def _tokens() -> torch.Tensor:
     return torch.randint(0, 97, (_PROMPT + _STEPS,), generator=torch.Generator().manual_seed(1))
 
 
-@check("model.logits", kind=MODEL, needs=("platform.activates", "platform.device_works"))
+@check("model.parts", where=FACTS)
+def parts(session: Session) -> None:
+    """No other check has failed: only then does a whole decoder tell something that they do not."""
+    require_none_failed(session)
+
+
+@check("model.logits", kind=MODEL, needs=("model.parts", "platform.activates", "platform.dtypes_compute"))
 def logits(kit: Kit, subject: str) -> str:
     """Logits of a prompt and of cached steps agree with float64, up to twice what native layers are off by."""
     device, told = kit.require_device(), []

@@ -13,13 +13,16 @@ import torch
 from opdock.config import CompilationConfig, OpdockConfig
 from opdock.ir.tolerance import DEFAULT_TOLERANCES
 from opdock.platforms import configure
-from opdock.registry import op_registry
+from opdock.registry import op_registry, tables
 from opdock.testing import oracle
-from opdock.testing.check import LAYER, REPLACED, CannotRun, Fault, check
+from opdock.testing.check import FACTS, LAYER, REPLACED, CannotRun, Fault, check
+from opdock.testing.checks.registration import replacement_signature
+from opdock.testing.results import FAILED
 from opdock.testing.samples import LAYERS
 
 if TYPE_CHECKING:
     from opdock.testing.kit import Kit
+    from opdock.testing.session import Session
 
 
 def in_tree_config() -> OpdockConfig:
@@ -45,9 +48,10 @@ def build(name: str, config: OpdockConfig) -> Any:
     return layer.eval()
 
 
-@check("layer.state_dict", kind=REPLACED, needs=("registration.register_oot",))
+@check("layer.state_dict", kind=REPLACED, needs=("platform.configures",))
 def state_dict(kit: Kit, subject: str) -> str:
     """A replaced layer has the in-tree layer's parameters, with their names, shapes and dtypes: checkpoints load."""
+    _require_fit(kit, subject)
     mine, theirs = (
         {name: (tuple(t.shape), t.dtype) for name, t in build(subject, config).state_dict().items()}
         for config in (OpdockConfig(), in_tree_config())
@@ -56,14 +60,45 @@ def state_dict(kit: Kit, subject: str) -> str:
         odd = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
         raise Fault(
             f"The replacement of {subject} has another state_dict: {', '.join(odd)}.",
-            why=[f"{n}: {mine.get(n, 'missing')}, in-tree {theirs.get(n, 'missing')}" for n in odd],
+            why=[f"{n}: {_words(mine.get(n))}, in-tree {_words(theirs.get(n))}" for n in odd],
             remedy="keep names, shapes and dtypes; make a layout of its own from them once the weights are loaded, "
             "in a buffer with persistent=False.",
         )
     return ", ".join(mine) or "no parameters"
 
 
-@check("layer.values", kind=LAYER, needs=("layer.state_dict", "platform.activates", "platform.device_works"))
+@check("layer.parts", where=FACTS)
+def parts(session: Session) -> None:
+    """No check of a provider has failed: layers call IR ops, and would be wrong with them."""
+    require_none_failed(session, "provider.")
+
+
+def require_none_failed(session: Session, prefix: str = "") -> None:
+    """Raise CannotRun if a check whose name starts with ``prefix`` has failed so far."""
+    failed = next((r.id for r in session.report().of(FAILED) if r.check.startswith(prefix)), "")
+    if failed:
+        raise CannotRun(f"{failed} failed")
+
+
+def _require_fit(kit: Kit, name: str) -> None:
+    """Raise CannotRun where the replacement of an op class cannot be built or called like the in-tree class."""
+    for target, _, _ in tables.replacements():
+        if getattr(target, "name", None) == name:
+            try:
+                replacement_signature(kit, target.__name__)
+            except Fault as err:
+                raise CannotRun(f"registration.replacement_signature[{target.__name__}] failed") from err
+
+
+def _words(found: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "missing" if found is None else f"{found[0]} {found[1]}"
+
+
+@check(
+    "layer.values",
+    kind=LAYER,
+    needs=("layer.parts", "layer.state_dict", "platform.activates", "platform.configures", "platform.dtypes_compute"),
+)
 def layer_values(kit: Kit, subject: str) -> str:
     """The layer agrees with the in-tree one in float64, up to what the in-tree one in its own dtype is off by."""
     device, worst = kit.require_device(), 0.0

@@ -15,7 +15,7 @@ from opdock.testing.check import PROVIDER, REPLACEMENT, CannotRun, Fault, check
 if TYPE_CHECKING:
     from opdock.testing.kit import Kit
 
-_REGISTERED = ("registration.register_oot",)
+_REGISTERED = ("platform.dispatch_key",)  # the last step that a package without its device passes too
 
 
 def _replacement(subject: str) -> tuple[type, type, Registration]:
