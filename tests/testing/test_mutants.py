@@ -68,7 +68,7 @@ def test_every_edit_applies_once_and_the_files_compile(mutant: mutants.Mutant) -
         ("probe_imports_torch", "platform.asking_is_light"),
         ("priority_behind_native", "registration.provider_is_tried"),
         ("epsilon_hard_coded", "provider.values"),
-        ("schema_without_residual", "provider.opcheck"),
+        ("schema_without_residual", "provider.compiled"),
         ("mask_one_more", "layer.values"),
         ("linear_not_copyable", "layer.copies"),
     ],
