@@ -24,6 +24,7 @@ def activate(kit: Kit, kind: str, class_path: str | None, steps: Steps) -> dict[
     hand as far as it goes, so that its registrations can be looked at: ``hooks`` says how far.
     """
     told: dict[str, Any] = {"status": "failed", "step": "", "error": "", "trace": ""}
+    before = process_state()
     try:
         kit.platform = current.resolve()
         told["status"] = "activated"
@@ -36,11 +37,34 @@ def activate(kit: Kit, kind: str, class_path: str | None, steps: Steps) -> dict[
         mine = [v for v in verdicts if v.name == kit.settings.plugin]
         if mine and mine[0].verdict == "declined":
             told |= {"status": "declined", "error": mine[0].reason, **_by_hand(kit, class_path)}
+    after = process_state()
+    told["changed"] = [
+        f"{what}: {was} before, {after[what]} then" for what, was in before.items() if after[what] != was
+    ]
     if kind == "platform" and kit.platform is not None:
         told["class_faults"] = [f.text for f in hook_check.check_platform_class(type(kit.platform))]
         told["platform"] = kit.platform.device_name
         told["device_type"] = kit.platform.device_type
     return {**told, **(inventory(kit) if kit.platform is not None else {})}
+
+
+def process_state() -> dict[str, str]:
+    """Return what belongs to the program, not to a platform: a package that is activated leaves it as it is."""
+    import sys
+    import warnings
+
+    import torch
+
+    return {
+        "torch.get_default_dtype()": str(torch.get_default_dtype()),
+        "torch.get_default_device()": str(torch.get_default_device()),
+        "torch.is_grad_enabled()": str(torch.is_grad_enabled()),
+        "torch.get_num_threads()": str(torch.get_num_threads()),
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        "torch's random state": str(hash(torch.get_rng_state().numpy().tobytes())),
+        "sys.excepthook": repr(sys.excepthook),
+        "warnings that hide everything": str(sum(f[:3] == ("ignore", None, Warning) for f in warnings.filters)),
+    }
 
 
 def _described(err: BaseException) -> dict[str, Any]:

@@ -22,6 +22,9 @@ _STRINGS = {"approximate": ("none", "tanh")}
 
 TOKENS = (1, 2, 3, 7, 8, 16, 17, 33, 64, 129)
 HIDDEN = (64, 80, 128)
+EDGES = ((257, 64), (1025, 32), (3, 1032), (3, 2048), (3, 4104), (2, 8200))
+"""Tokens and columns beyond the sizes of a block of threads and of its memory, in every run."""
+
 TOKENS_FULL, HIDDEN_FULL = (*TOKENS, 255, 256, 257, 1024), (1, 2, 46, *HIDDEN, 769, 2048, 3420, 4096)
 
 
@@ -99,7 +102,7 @@ def options_of(op: IrOp, hidden: int) -> list[tuple[str, Any]]:
         elif isinstance(default, bool):
             found.append((name, not default))
         elif "float" in kind:
-            found += [(name, 1e-12), (name, 0.25)] if "eps" in name else [(name, 0.5), (name, 2.0)]
+            found += [(name, 1e-12), (name, 0.25), (name, 4.0)] if "eps" in name else [(name, 0.5), (name, 2.0)]
         elif "int" in kind and default is None:
             found += [(name, max(1, hidden // 2)), (name, hidden)]
         elif name in _STRINGS:
@@ -113,6 +116,8 @@ def fixed(dtypes: Sequence[torch.dtype], *, full: bool, layout: str = DENSE) -> 
         for hidden in HIDDEN_FULL if full else HIDDEN:
             for tokens in TOKENS_FULL if full else TOKENS:
                 yield Case(tokens, hidden, dtype, layout)
+        for tokens, hidden in EDGES:
+            yield Case(tokens, hidden, dtype, layout)
 
 
 def drawn(

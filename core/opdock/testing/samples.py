@@ -21,12 +21,16 @@ class LayerSample:
         build: positional arguments of the constructor.
         calls: each makes the inputs of one call, given the layer and a function that moves a float64 tensor to the
             layer's dtype and device.
+        others: keyword arguments of further builds, which get the same calls.
+        donates: whether the in-tree class lets an in-place provider write what it is given.
     """
 
     home: str
     cls: str
     build: tuple[Any, ...]
     calls: tuple[Callable[[Any, Callable[[torch.Tensor], torch.Tensor]], tuple[Any, ...]], ...]
+    others: tuple[dict[str, Any], ...] = ()
+    donates: bool = False
 
 
 def _rows(width: int, seed: int = 0, rows: int = _TOKENS) -> torch.Tensor:
@@ -34,7 +38,47 @@ def _rows(width: int, seed: int = 0, rows: int = _TOKENS) -> torch.Tensor:
 
 
 def _linear(cls: str, build: tuple[Any, ...]) -> LayerSample:
-    return LayerSample("opdock.nn.layers", cls, build, (lambda layer, to: (to(_rows(_HIDDEN)),),))
+    others = ({"bias": False}, {"skip_bias_add": True}, {"return_bias": False})
+    return LayerSample("opdock.nn.layers", cls, build, _of_rows(_HIDDEN), others)
+
+
+def _of_rows(width: int) -> tuple[Callable[..., tuple[Any, ...]], ...]:
+    """Return calls with few and many rows, large values, three dimensions, and columns of a wider tensor."""
+    return (
+        lambda layer, to: (to(_rows(width)),),
+        lambda layer, to: (to(_rows(width, rows=3)),),
+        lambda layer, to: (to(_rows(width, rows=130)),),
+        lambda layer, to: (to(30 * _rows(width)),),
+        lambda layer, to: (to(_rows(width, rows=10).view(2, 5, width)),),
+        lambda layer, to: (to(_rows(width + 16))[:, 16:],),
+    )
+
+
+def _joined_heads(layer: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
+    """Return query, key and value as columns of one tensor, as a joint projection gives them."""
+    sizes = (_HEADS * _HEAD, _KV_HEADS * _HEAD, _KV_HEADS * _HEAD)
+    return tuple(to(_rows(sum(sizes), 5)).split(sizes, dim=-1))
+
+
+def _with_past(past: int, new: int, batch: int = 2) -> Callable[..., tuple[Any, ...]]:
+    """Return a call of several sequences whose cache holds ``past`` positions."""
+
+    def make(layer: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
+        from opdock.nn.attention import KVCache
+
+        widths = (_HEADS * _HEAD, _KV_HEADS * _HEAD, _KV_HEADS * _HEAD)
+        q, k, v = (to(_rows(width, seed, batch * new)) for seed, width in enumerate(widths))
+        cache = KVCache(
+            num_layers=1, num_kv_heads=_KV_HEADS, max_len=past + new, head_size=_HEAD, batch=batch, dtype=q.dtype,
+            device=q.device,
+        )  # fmt: skip
+        if past:
+            shape = (batch, _KV_HEADS, past, _HEAD)
+            cache.layers[0].append(*(to(_rows(_HEAD, seed, batch * _KV_HEADS * past).view(shape)) for seed in (8, 9)))
+            cache.advance(past)
+        return q, k, v, cache.layers[0]
+
+    return make
 
 
 def _heads(to: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
@@ -60,27 +104,28 @@ def _ids(layer: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, .
 
 _LAYERS = "opdock.nn.layers"
 LAYERS: dict[str, LayerSample] = {
-    "rms_norm": LayerSample(_LAYERS, "RMSNorm", (_HIDDEN,), (_norm, _norm_and_residual)),
-    "gemma_rms_norm": LayerSample(_LAYERS, "GemmaRMSNorm", (_HIDDEN,), (_norm, _norm_and_residual)),
-    "silu_and_mul": LayerSample(_LAYERS, "SiluAndMul", (), (lambda layer, to: (to(_rows(2 * _HIDDEN)),),)),
-    "gelu_and_mul": LayerSample(_LAYERS, "GeluAndMul", (), (lambda layer, to: (to(_rows(2 * _HIDDEN)),),)),
+    "rms_norm": LayerSample(_LAYERS, "RMSNorm", (_HIDDEN,), (_norm, _norm_and_residual), donates=True),
+    "gemma_rms_norm": LayerSample(_LAYERS, "GemmaRMSNorm", (_HIDDEN,), (_norm, _norm_and_residual), donates=True),
+    "silu_and_mul": LayerSample(_LAYERS, "SiluAndMul", (), _of_rows(2 * _HIDDEN)),
+    "gelu_and_mul": LayerSample(_LAYERS, "GeluAndMul", (), _of_rows(2 * _HIDDEN), ({"approximate": "tanh"},)),
     "rotary_embedding": LayerSample(
         _LAYERS,
         "RotaryEmbedding",
         (_HEAD, _HEAD, 64, 10000.0, True, torch.float32),
         (lambda layer, to: (_positions(to), *_heads(to)[:2]),),
+        donates=True,
     ),
     "replicated_linear": _linear("ReplicatedLinear", (_HIDDEN, 48)),
     "column_parallel_linear": _linear("ColumnParallelLinear", (_HIDDEN, 48)),
-    "row_parallel_linear": _linear("RowParallelLinear", (_HIDDEN, 48)),
+    "row_parallel_linear": _linear("RowParallelLinear", (_HIDDEN, _HIDDEN)),
     "merged_column_parallel_linear": _linear("MergedColumnParallelLinear", (_HIDDEN, [32, 32])),
     "qkv_parallel_linear": _linear("QKVParallelLinear", (_HIDDEN, _HEAD, _HEADS, _KV_HEADS)),
     "vocab_parallel_embedding": LayerSample(_LAYERS, "VocabParallelEmbedding", (31, _HIDDEN), (_ids,)),
     "attention": LayerSample(
         "opdock.nn.attention",
         "Attention",
-        (_HEADS, _HEAD, _HEAD**-0.5, _KV_HEADS),
-        (lambda layer, to: _heads(to),),
+        (_HEADS, _HEAD, 0.4, _KV_HEADS),  # not head_size ** -0.5, which torch takes by itself
+        (lambda layer, to: _heads(to), _joined_heads, _with_past(0, 5), _with_past(1100, 1), _with_past(1100, 3)),
     ),
 }
 """By op name. Op classes that are not here have no sample: a package with op classes of its own tests them itself."""

@@ -104,22 +104,6 @@ def decline_reason(session: Session) -> str:
     return str(told["reason"])
 
 
-@check("platform.asking_is_light", where=FACTS, needs=("platform.asking_starts_no_driver",))
-def asking_is_light(session: Session) -> str:
-    """Importing the module and asking it imports no torch: every process asks every installed package."""
-    told = _platform_only(session)
-    heavy = [m for m in ("torch", "triton", "jax", "numpy") if m in told["modules"]]
-    if heavy:
-        raise Fault(
-            f"Asking the package imports {', '.join(heavy)} ({told['seconds']:.1f} s, {len(told['modules'])} modules).",
-            remedy='name the class as text: opdock.platform_plugin("pkg.platform:Class", probe=...), and let the probe '
-            "import nothing heavy.",
-        )
-    if told["seconds"] > MAX_SECONDS:
-        raise Fault(f"Asking the package takes {told['seconds']:.1f} s.", remedy="the probe only looks for the device.")
-    return f"{told['seconds']:.2f} s, {len(told['modules'])} modules"
-
-
 @check("platform.no_side_effects", where=FACTS, needs=("platform.answers",))
 def no_side_effects(session: Session) -> None:
     """Importing the module and asking it changes nothing in the process: it may not be the one that is chosen."""
@@ -153,6 +137,22 @@ def asking_starts_no_driver(session: Session) -> None:
             f"Asking the package initialises torch.{', torch.'.join(session.asked['drivers'])}.",
             remedy="look for the device without the driver: a file in /dev, the vendor's management library.",
         )
+
+
+@check("platform.asking_is_light", where=FACTS, needs=("platform.asking_starts_no_driver",))
+def asking_is_light(session: Session) -> str:
+    """Importing the module and asking it imports no torch: every process asks every installed package."""
+    told = _platform_only(session)
+    heavy = [m for m in ("torch", "triton", "jax", "numpy") if m in told["modules"]]
+    if heavy:
+        raise Fault(
+            f"Asking the package imports {', '.join(heavy)} ({told['seconds']:.1f} s, {len(told['modules'])} modules).",
+            remedy='name the class as text: opdock.platform_plugin("pkg.platform:Class", probe=...), and let the probe '
+            "import nothing heavy.",
+        )
+    if told["seconds"] > MAX_SECONDS:
+        raise Fault(f"Asking the package takes {told['seconds']:.1f} s.", remedy="the probe only looks for the device.")
+    return f"{told['seconds']:.2f} s, {len(told['modules'])} modules"
 
 
 @check("platform.answers_again", where=FACTS, needs=("platform.answers",))

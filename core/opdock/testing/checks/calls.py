@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opdock.testing import oracle
-from opdock.testing.cases import Case
+from opdock.testing.cases import LAYOUTS, Case
 from opdock.testing.check import PROVIDER, CannotRun, Fault, check
 from opdock.testing.trying import Input, dtypes_of, over
 
@@ -74,7 +74,7 @@ def fake(kit: Kit, subject: str) -> str:
 
     def test(made: Input) -> None:
         mode = FakeTensorMode()
-        given = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in _copies(made)]
+        given = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in made.args.values]
         try:
             with mode:
                 promised = oracle.several(impl.func_impl_fn(*given))
@@ -85,7 +85,9 @@ def fake(kit: Kit, subject: str) -> str:
                 why=str(err).splitlines()[:3],
                 remedy="give the torch op that it calls a fake implementation: torch.library.register_fake.",
             ) from err
-        for number, (a, b) in enumerate(zip(promised, oracle.several(impl.func_impl_fn(*_copies(made))), strict=True)):
+        for number, (a, b) in enumerate(
+            zip(promised, oracle.several(impl.func_impl_fn(*made.args.values)), strict=True)
+        ):
             told, real = ((t.dtype, t.device.type, tuple(t.shape), t.stride()) for t in (a, b))
             if told != real:
                 raise Fault(
@@ -95,7 +97,9 @@ def fake(kit: Kit, subject: str) -> str:
                     remedy="correct the fake implementation of the torch op that it calls: compiled code believes it.",
                 )
 
-    return over(kit, impl, _few(kit), test)
+    odd = [Case(3, 7, dtype) for dtype in dtypes_of(kit)]
+    apart = [Case(6, 64, dtype, layout) for dtype in dtypes_of(kit) for layout in LAYOUTS]
+    return over(kit, impl, [*_few(kit), *odd, *apart], test)
 
 
 @check("provider.compiled", kind=PROVIDER, needs=("provider.fake", "provider.overloads"))

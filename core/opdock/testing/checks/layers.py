@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -37,11 +38,11 @@ def _class(name: str) -> Any:
     return pkgutil.resolve_name(f"{sample.home}:{sample.cls}")
 
 
-def build(name: str, config: OpdockConfig) -> Any:
-    """Return the layer that ``config`` builds, with random weights."""
+def build(name: str, config: OpdockConfig, seed: int = 7, **others: Any) -> Any:
+    """Return the layer that ``config`` builds, with random weights; ``others`` are more of its arguments."""
     with configure.set_current_config(config):
-        layer = _class(name)(*LAYERS[name].build)
-    generator = torch.Generator().manual_seed(7)
+        layer = _class(name)(*LAYERS[name].build, **others)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
@@ -102,17 +103,26 @@ def _words(found: tuple[tuple[int, ...], torch.dtype] | None) -> str:
 def layer_values(kit: Kit, subject: str) -> str:
     """The layer agrees with the in-tree one in float64, up to what the in-tree one in its own dtype is off by."""
     device, worst = kit.require_device(), 0.0
-    for dtype in kit.require_platform().supported_dtypes:
-        layer = _to(build(subject, OpdockConfig()), dtype, device)
-        own = _to(build(subject, in_tree_config()), dtype, "cpu")
-        truth = build(subject, in_tree_config()).double()
+    for dtype, others in itertools.product(kit.require_platform().supported_dtypes, ({}, *LAYERS[subject].others)):
+        layer = _to(build(subject, OpdockConfig(), **others), dtype, device)
+        own = _to(build(subject, in_tree_config(), **others), dtype, "cpu")
+        truth = build(subject, in_tree_config(), **others).double()
         for number, make in enumerate(LAYERS[subject].calls):
-            kit.trying(f"call {number} in {dtype}")
+            case = f"{subject}, call {number}, {dtype}" + "".join(f", {k}={v!r}" for k, v in others.items())
+            kit.trying(case)
+            written: list[set[int]] = [set(), set(), set()]
             got, rounded, exact = (
-                _call(one, make, _mover(*where))
-                for one, where in ((layer, (dtype, device)), (own, (dtype, "cpu")), (truth, (torch.float64, "cpu")))
+                _call(one, make, _mover(*where), wrote)
+                for one, where, wrote in zip(
+                    (layer, own, truth),
+                    ((dtype, device), (dtype, "cpu"), (torch.float64, "cpu")),
+                    written,
+                    strict=True,
+                )
             )
-            worst = max(worst, _require_close(got, rounded, exact, dtype, f"{subject}, call {number}, {dtype}"))
+            if written[0] - written[1] and not LAYERS[subject].donates:
+                raise Fault(f"It writes argument {min(written[0] - written[1])}, the in-tree layer does not.", who=case)
+            worst = max(worst, _require_close(got, rounded, exact, dtype, case))
     return f"largest error {worst:.3g} of what is allowed"
 
 
@@ -127,9 +137,19 @@ def _mover(dtype: torch.dtype, device: str) -> Callable[[torch.Tensor], torch.Te
     return lambda t: t.to(dtype).to(device)
 
 
-def _call(layer: Any, make: Callable[..., tuple[Any, ...]], to: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+def _call(
+    layer: Any,
+    make: Callable[..., tuple[Any, ...]],
+    to: Callable[[torch.Tensor], torch.Tensor],
+    written: set[int] | None = None,
+) -> list[Any]:
+    """Return the tensors that a call gives; the numbers of arguments that it writes are added to ``written``."""
+    args = make(layer, to)
+    before = [a.clone() if isinstance(a, torch.Tensor) else None for a in args]
     with torch.no_grad():
-        out = layer(*make(layer, to))
+        out = layer(*args)
+    if written is not None:
+        written |= {n for n, b in enumerate(before) if b is not None and not oracle.same_bits(args[n], b)}
     results: tuple[Any, ...] = oracle.several(out)  # a linear layer also returns its bias, or None
     return [t.cpu() for t in results if isinstance(t, torch.Tensor)]
 
@@ -177,6 +197,34 @@ def copies(kit: Kit, subject: str) -> None:
                     f"A copy made with {how} computes something else.",
                     remedy="keep nothing outside parameters, buffers and plain attributes.",
                 )
+
+
+@check("layer.weights_anew", kind=REPLACED, needs=("layer.values",))
+def weights_anew(kit: Kit, subject: str) -> None:
+    """Weights that are copied in after a call count from then on; weight_loader takes what the in-tree one takes."""
+    device, dtype = kit.require_device(), kit.require_platform().supported_dtypes[0]
+    layer = _to(build(subject, OpdockConfig()), dtype, device)
+    other = _to(build(subject, OpdockConfig(), seed=8), dtype, device)
+    plain = build(subject, in_tree_config())
+    calls, to = LAYERS[subject].calls, _mover(dtype, device)
+    _call(layer, calls[0], to)
+    with torch.no_grad():
+        for mine, theirs in zip(layer.parameters(), other.parameters(), strict=True):
+            mine.copy_(theirs)
+    if not all(
+        oracle.same_bits(a, b) for a, b in zip(_call(layer, calls[0], to), _call(other, calls[0], to), strict=True)
+    ):
+        raise Fault(
+            "Weights that are loaded after the first call do not count.",
+            remedy="derive nothing from a weight in forward that is kept; or derive it anew when the weight changes.",
+        )
+    if not hasattr(plain, "weight_loader"):
+        return
+    for name, parameter in layer.named_parameters():
+        loaded = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+        layer.weight_loader(parameter, loaded.to(device))
+        if not oracle.same_bits(parameter.data, loaded):
+            raise Fault(f"weight_loader does not copy a checkpoint's tensor into {name}.")
 
 
 def _pickled(layer: Any) -> Any:

@@ -66,7 +66,7 @@ def mutation(kit: Kit, subject: str) -> str:
                     remedy="write into new tensors; or register it with inplace=True if it writes its activations.",
                 )
 
-    return over(kit, impl, _some(kit), test)
+    return over(kit, impl, [*_some(kit), *_layouts(kit)], test)
 
 
 @check("provider.bounds", kind=PROVIDER, needs=("provider.mutation",))

@@ -35,6 +35,17 @@ def activating_starts_no_driver(kit: Kit, subject: str) -> None:
         )
 
 
+@check("platform.activating_changes_nothing_else", needs=_ACTIVE)
+def activating_changes_nothing_else(kit: Kit, subject: str) -> None:
+    """Activating leaves torch's defaults, the random state and the interpreter's hooks as they are."""
+    if kit.activation.get("changed"):
+        raise Fault(
+            "Activating changes what belongs to the program.",
+            why=kit.activation["changed"],
+            remedy="set what the device needs where it is needed, in a context that is left again.",
+        )
+
+
 @check("platform.device_works", needs=_ACTIVE)
 def device_works(kit: Kit, subject: str) -> str:
     """Tensors go to the device and come back bit for bit, and arithmetic on it agrees with the CPU."""
@@ -75,7 +86,13 @@ def tensors_have_the_dispatch_key(kit: Kit, subject: str) -> str:
 @check("platform.dtypes", needs=("platform.dispatch_key",))
 def dtypes(kit: Kit, subject: str) -> str:
     """supported_dtypes is a list of dtypes, the default first."""
-    found: Any = kit.require_platform().supported_dtypes
+    platform = kit.require_platform()
+    try:
+        found: Any = platform.supported_dtypes
+    except Exception as err:
+        if kit.has_device:
+            raise
+        raise CannotRun(f"supported_dtypes asks the device, which is not here: {type(err).__name__}") from err
     if not isinstance(found, (list, tuple)) or not found or not all(isinstance(d, torch.dtype) for d in found):
         raise Fault(
             f"supported_dtypes is {found!r}.", remedy="a property that returns a list of dtypes, the default first."

@@ -139,7 +139,7 @@ def values(kit: Kit, subject: str) -> str:
     impl = kit.provider(subject)
     full = kit.settings.grid == "full"
     fixed = [*cases.fixed(dtypes_of(kit), full=full)]
-    fixed += [Case(n, 64, dtype) for dtype in dtypes_of(kit) for n in range(1, 70)]
+    fixed += [Case(n, 64, dtype) for dtype in dtypes_of(kit) for n in range(1, 160)]
     fixed += [Case(5, n, dtype) for dtype in dtypes_of(kit) for n in range(2, 140, 2)]
     return over(kit, impl, fixed, _agrees(kit, subject))
 
