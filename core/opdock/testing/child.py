@@ -17,6 +17,16 @@ from opdock.testing.template import template
 _READ = 1 << 16
 
 
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return an answer of the child, or None if it is none: code of the package may have written it."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    known = isinstance(answer, dict) and (isinstance(answer.get("done"), dict) or "step" in answer)
+    return answer if known else None
+
+
 class Died(Exception):
     """The child ended or was stopped; ``timed_out`` says which, the text how."""
 
@@ -56,7 +66,11 @@ class Child:
         self._pid = self._template.fork(order, descriptors)
         os.close(orders)
         os.close(answers)
-        self.activation: dict[str, Any] = self._answer()
+        try:
+            self.activation: dict[str, Any] = self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, check: str, subject: str) -> dict[str, Any]:
         """Return what a check of a subject gave: ``status``, ``message``, ``seconds``.
@@ -95,10 +109,14 @@ class Child:
             while b"\n" in told:
                 line, _, rest = bytes(told).partition(b"\n")
                 told = bytearray(rest)
-                answer = json.loads(line)
+                answer = _parsed(line)
+                if answer is None:
+                    kill_group(self._pid)
+                    self._template.ended(self._pid)
+                    raise self._died("The package writes to a pipe that is not its own.", timed_out=False)
                 if "done" in answer:
                     return dict(answer["done"])
-                self._step = answer["step"]
+                self._step = str(answer["step"])
 
     def _died(self, text: str, *, timed_out: bool) -> Died:
         lines = [text]
@@ -108,6 +126,8 @@ class Child:
             lines.append(f"input: {tried}")
         self._output.seek(0)
         tail = printable_tail(self._output.read()[-2000:])
+        if "SIGABRT" in text or "SIGSEGV" in text:
+            lines.append("Memory may have been written out of bounds, by this call or by an earlier one.")
         if tail:
             lines += ["what it printed last:", tail]
         return Died("\n".join(lines), timed_out=timed_out, step=self._step)

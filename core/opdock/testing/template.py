@@ -32,6 +32,7 @@ _PRELOADED = (
     "opdock.nn.models.decoder",
     "opdock.compile.backend",
     "opdock.testing.worker",
+    "torch._dynamo.backends.inductor",
 )
 _templates: dict[tuple[tuple[str, str], ...], Template] = {}
 
@@ -99,7 +100,9 @@ def main(descriptor: int) -> None:
 
     for name in _PRELOADED:
         import_module(name)
-    from opdock.testing import worker
+    from opdock.testing import check, worker
+
+    check.all_checks()
 
     channel = socket.socket(fileno=descriptor)
     while True:

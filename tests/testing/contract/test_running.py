@@ -41,6 +41,17 @@ def test_a_clean_one_is_measured(tmp_path: Path) -> None:
     assert "1 modules" in told["run-measured"]
 
 
+def test_providers_may_be_registered_once_the_kernels_are_loaded(tmp_path: Path) -> None:
+    """The hooks run in the host's order, and each finds what it finds in a real activation."""
+    provider = (
+        "    @classmethod\n    def import_ir_kernels(cls):\n"
+        "        import torch\n        from opdock import ir\n"
+        "        def norm(x: torch.Tensor) -> torch.Tensor: return ir.native.silu_and_mul(x)\n"
+        "        ir.ops.silu_and_mul.register_impl('plug')(norm)\n"
+    )
+    assert set(run(tmp_path, GOOD + CLASS + provider)) <= {"run-measured", "run-imports-torch"}
+
+
 def test_one_that_declines_is_not_activated(tmp_path: Path) -> None:
     """With its reason."""
     told = run(tmp_path, "import opdock\ndef register():\n    return opdock.decline('no chip')\n")

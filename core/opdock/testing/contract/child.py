@@ -76,7 +76,7 @@ def _asked(value: str) -> dict[str, Any]:
 
 def _activate(path: str) -> None:
     """Do what the host does with the chosen class, in its order."""
-    from opdock import OpdockConfig
+    from opdock import OpdockConfig, context
     from opdock.discovery.loading import split
     from opdock.platforms import hook_check, override
 
@@ -89,6 +89,7 @@ def _activate(path: str) -> None:
         raise TypeError("; ".join(fatal))
     with override(cls()) as platform:
         platform.import_kernels()
+        context.mark_kernels_loaded()
         platform.import_ir_kernels()
         platform.register_oot()
         platform.get_default_ir_op_priority(OpdockConfig())
