@@ -204,7 +204,8 @@ class GoodGeluAndMul(GeluAndMul):
 class GoodRowParallelLinear(RowParallelLinear):
     def forward(self, x):
         bias = None if self.skip_bias_add else self.bias
-        return F.linear(x, self.weight, bias), self.bias if self.skip_bias_add else None
+        y = F.linear(x, self.weight, bias)
+        return (y, self.bias if self.skip_bias_add else None) if self.return_bias else y
 
 
 @Attention.register_oot

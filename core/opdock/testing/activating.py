@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +49,16 @@ def activate(kit: Kit, kind: str, class_path: str | None, steps: Steps) -> dict[
     return {**told, **(inventory(kit) if kit.platform is not None else {})}
 
 
+_DYNAMO = ("suppress_errors", "recompile_limit", "accumulated_recompile_limit", "disable", "capture_scalar_outputs")
+
+
 def process_state() -> dict[str, str]:
     """Return what belongs to the program, not to a platform: a package that is activated leaves it as it is."""
-    import sys
     import warnings
 
     import torch
 
+    dynamo = getattr(sys.modules.get("torch._dynamo"), "config", None)
     return {
         "torch.get_default_dtype()": str(torch.get_default_dtype()),
         "torch.get_default_device()": str(torch.get_default_device()),
@@ -62,6 +66,7 @@ def process_state() -> dict[str, str]:
         "torch.get_num_threads()": str(torch.get_num_threads()),
         "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
         "torch's random state": str(hash(torch.get_rng_state().numpy().tobytes())),
+        **{f"torch._dynamo.config.{n}": repr(getattr(dynamo, n, None)) for n in _DYNAMO},
         "sys.excepthook": repr(sys.excepthook),
         "warnings that hide everything": str(sum(f[:3] == ("ignore", None, Warning) for f in warnings.filters)),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import logging
 import os
 import signal
 import sys
@@ -40,6 +41,7 @@ def _state() -> dict[str, Any]:
         "sys.meta_path": [type(f).__name__ if not isinstance(f, type) else f.__name__ for f in sys.meta_path],
         "signal handlers": {s.name: repr(signal.getsignal(s)) for s in _SIGNALS},
         "sys.excepthook": repr(sys.excepthook),
+        "logging's root logger": [logging.root.level, sorted(map(repr, logging.root.handlers))],
         "builtins": {name: id(value) for name, value in vars(builtins).items() if name != "_"},
         "threads": sorted(t.name for t in threading.enumerate()),
         "files in the current folder": sorted(os.listdir()),

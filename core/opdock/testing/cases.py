@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,47 @@ if TYPE_CHECKING:
 
     from opdock.ir import IrOp
 
-DENSE = "dense"
-LAYOUTS = ("padded rows", "odd offset", "columns of a wider tensor", "transposed", "three dimensions")
-"""How the activations lie in memory, besides dense."""
+DENSE, EXPANDED = "dense", "expanded"
+LAYOUTS = (
+    "padded rows",
+    "odd offset",
+    "columns of a wider tensor",
+    "transposed",
+    "one dimension",
+    "three dimensions",
+    "four dimensions",
+    "heads in a dimension",
+    "first activation padded",
+    "parameters apart",
+    EXPANDED,
+)
+"""How the activations lie in memory, besides dense; ``placing`` knows what each is."""
 
 _STRINGS = {"approximate": ("none", "tanh")}
 """Values of text parameters, by name: a signature does not list them."""
 
 TOKENS = (1, 2, 3, 7, 8, 16, 17, 33, 64, 129)
 HIDDEN = (64, 80, 128)
-EDGES = ((257, 64), (1025, 32), (3, 1032), (3, 2048), (3, 4104), (2, 8200))
-"""Tokens and columns beyond the sizes of a block of threads and of its memory, in every run."""
+EDGES = ((257, 64), (1025, 32), (3, 1032), (3, 2048), (3, 4104), (2, 8200), (65537, 8))
+"""Tokens and columns beyond a block of threads, its memory, and a dimension of a grid of blocks; in every run."""
 
 TOKENS_FULL, HIDDEN_FULL = (*TOKENS, 255, 256, 257, 1024), (1, 2, 46, *HIDDEN, 769, 2048, 3420, 4096)
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A value of an option that is made from the one that the generator gives.
+
+    Args:
+        what: the outcome in words; it stands for ``make`` where cases are compared and printed.
+        make: the outcome, a tensor in memory of its own or not.
+    """
+
+    what: str
+    make: Callable[[torch.Tensor], torch.Tensor] = field(compare=False)
+
+    def __repr__(self) -> str:
+        return self.what
 
 
 @dataclass(frozen=True)
@@ -71,7 +99,9 @@ def make(op: IrOp, case: Case) -> list[Any] | None:
             args = list(op.apply_arg_defaults(made))
         except Exception:  # noqa: BLE001 - a size that this op does not have
             return None
-    values = dict(zip(op.parameters, args, strict=True)) | dict(case.options)
+    values = dict(zip(op.parameters, args, strict=True))
+    for name, value in case.options:
+        values[name] = value.make(values[name]) if isinstance(value, Turned) else value
     for name in op.activations:
         value = values[name]
         if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -94,7 +124,7 @@ def _with_special_row(value: torch.Tensor, special: str) -> torch.Tensor:
 
 def options_of(op: IrOp, hidden: int) -> list[tuple[str, Any]]:
     """Return, for each parameter that allows it, another value than the one that inputs are made with."""
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, Any]] = _turned(op, hidden)
     for name, parameter in op.signature.parameters.items():
         kind, default = str(parameter.annotation), parameter.default
         if "Tensor" in kind:
@@ -108,6 +138,45 @@ def options_of(op: IrOp, hidden: int) -> list[tuple[str, Any]]:
         elif name in _STRINGS:
             found += [(name, text) for text in _STRINGS[name]]
     return found
+
+
+def _tensors(op: IrOp, hidden: int) -> dict[str, torch.Tensor]:
+    """Return the tensors that the op's generator makes, by parameter; none where it has no such input."""
+    made = make(op, Case(2, hidden, torch.float32))
+    return {n: v for n, v in zip(op.parameters, made or (), strict=False) if isinstance(v, torch.Tensor)}
+
+
+def _turned(op: IrOp, hidden: int) -> list[tuple[str, Any]]:
+    """Return other dtypes of all tensors but the first activation, and narrower tables."""
+    found: list[tuple[str, Any]] = []
+    for name, tensor in _tensors(op, hidden).items():
+        if tensor.is_floating_point() and name != op.activations[0]:
+            found += [(name, Turned(f"in {d}", _cast(getattr(torch, d)))) for d in ("float32", "bfloat16")]
+        elif tensor.dtype == torch.int64:
+            found.append((name, Turned("in int32", _cast(torch.int32))))
+        if name not in op.activations and tensor.dim() == 2 and tensor.shape[1] > 3:
+            found.append((name, Turned("its first columns", lambda t: t[:, : t.shape[1] // 4 * 2].clone())))
+    return found
+
+
+def _cast(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda t: t.to(dtype)
+
+
+def long_tables(op: IrOp, hidden: int) -> tuple[tuple[str, Any], ...]:
+    """Return options with which a table has 8192 rows, and numbers of rows go up to that; none without a table."""
+    tensors = {n: t for n, t in _tensors(op, hidden).items() if n not in op.activations}
+    rows = [n for n, t in tensors.items() if t.dim() == 1 and not t.is_floating_point()]
+    tables = [n for n, t in tensors.items() if t.dim() == 2 and t.is_floating_point()]
+    if not rows or not tables:
+        return ()
+    chosen = [(name, Turned("up to 8191", lambda t: (t * 64 + torch.arange(len(t)) % 64) % 8192)) for name in rows]
+    return (*chosen, *((name, Turned("of 8192 rows", _long)) for name in tables))
+
+
+def _long(table: torch.Tensor) -> torch.Tensor:
+    numbers = torch.rand(8192, *table.shape[1:], generator=torch.Generator().manual_seed(5))
+    return (2 * numbers - 1).to(table.dtype)
 
 
 def fixed(dtypes: Sequence[torch.dtype], *, full: bool, layout: str = DENSE) -> Iterator[Case]:

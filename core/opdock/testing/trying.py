@@ -50,7 +50,8 @@ def build(kit: Kit, impl: IrOpImpl, case: Case, tally: Tally) -> Input | None:
     """Return the input of a case, or None where the op has none such or the provider declines it."""
     op = impl.op
     values = cases.make(op, case)
-    args = values and placing.arguments(
+    shared = case.layout == "expanded" and impl.inplace  # rows of one memory cannot be written
+    args = (values and not shared) and placing.arguments(
         list(op.parameters), values, activations=op.activations, layout=case.layout, device=kit.require_device()
     )
     native = oracle.expected(op, args.reference) if args else None
@@ -111,7 +112,7 @@ def _draw(kit: Kit, strategy: SearchStrategy[Any], test: Callable[[Any], None]) 
 def call(impl: IrOpImpl, made: Input) -> tuple[torch.Tensor, ...]:
     """Run the provider itself on an input; Fault if it raises."""
     try:
-        return oracle.several(impl.impl_fn(*made.args.values))
+        returned = impl.impl_fn(*made.args.values)
     except Exception as err:
         raise Fault(
             f"It raises {type(err).__name__} on an input that supports_args takes.",
@@ -119,3 +120,6 @@ def call(impl: IrOpImpl, made: Input) -> tuple[torch.Tensor, ...]:
             why=str(err).splitlines()[:3],
             remedy="return the reason from supports_args for such inputs.",
         ) from err
+    if isinstance(returned, list):
+        raise Fault("It returns a list, native a tuple.", who=f"input: {made.case}", remedy="return a tuple.")
+    return oracle.several(returned)

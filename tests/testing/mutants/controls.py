@@ -83,8 +83,8 @@ MUTANTS = (
     control(
         "linear_by_matmul",
         L,
-        "F.linear(x, self.weight, bias), self",
-        "torch.matmul(x, self.weight.t()) + (0 if bias is None else bias), self",
+        "F.linear(x, self.weight, bias)",
+        "torch.matmul(x, self.weight.t()) + (0 if bias is None else bias)",
         "matmul",
     ),
     control(

@@ -9,7 +9,7 @@ GELU = "F.gelu(gate, approximate=self.approximate) * up"
 GELU_CLASS = "class GoodGeluAndMul(GeluAndMul):\n"
 LINEAR = "class GoodRowParallelLinear(RowParallelLinear):\n"
 BIAS = "bias = None if self.skip_bias_add else self.bias"
-RETURN = "return F.linear(x, self.weight, bias), self.bias if self.skip_bias_add else None"
+RETURN = "return (y, self.bias if self.skip_bias_add else None) if self.return_bias else y"
 PRODUCT = "F.linear(x, self.weight, bias)"
 
 
@@ -54,9 +54,22 @@ MUTANTS = (
     mutant("linear_no_bias", L, BIAS, "bias = None", "the bias is dropped"),
     mutant("linear_bias_twice", L, PRODUCT, f"{PRODUCT} + (0 if bias is None else bias)", "the bias is added twice"),
     mutant("linear_bias_in_spite_of_skip", L, BIAS, "bias = self.bias", "skip_bias_add is ignored"),
-    mutant("linear_skipped_bias_lost", L, RETURN, f"return {PRODUCT}, None", "the skipped bias is not returned"),
-    mutant("linear_bias_returned_always", L, RETURN, f"return {PRODUCT}, self.bias", "an added bias is returned too"),
-    mutant("linear_returns_tensor", L, RETURN, f"return {PRODUCT}", "no pair is returned"),
+    mutant(
+        "linear_skipped_bias_lost",
+        L,
+        RETURN,
+        RETURN.replace("self.bias if self.skip_bias_add else None", "None"),
+        "the skipped bias is not returned",
+    ),
+    mutant(
+        "linear_bias_returned_always",
+        L,
+        RETURN,
+        RETURN.replace(" if self.skip_bias_add else None", ""),
+        "an added bias is returned too",
+    ),
+    mutant("linear_returns_tensor", L, RETURN, "return y", "no pair is returned"),
+    mutant("linear_return_bias_ignored", L, " if self.return_bias else y", "", "a pair where y alone is asked for"),
     mutant("linear_needs_bias", L, PRODUCT, "x @ self.weight.t() + bias", "no bias raises"),
     mutant(
         "linear_flattens", L, PRODUCT, "F.linear(x.flatten(0, -2), self.weight, bias)", "three dimensions become two"
@@ -68,10 +81,9 @@ MUTANTS = (
     mutant(
         "linear_weight_kept_transposed",
         L,
-        f"        {RETURN}",
+        f"        y = {PRODUCT}\n",
         "        if not hasattr(self, 'kept'):\n            self.kept = self.weight.t().contiguous()\n"
-        "        y = x @ self.kept if bias is None else x @ self.kept + bias\n"
-        "        return y, self.bias if self.skip_bias_add else None",
+        "        y = x @ self.kept if bias is None else x @ self.kept + bias\n",
         "the weight is transposed once, and stale after loading anew",
     ),
     mutant(

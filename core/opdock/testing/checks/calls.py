@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opdock.testing import oracle
-from opdock.testing.cases import LAYOUTS, Case
+from opdock.testing.cases import DENSE, LAYOUTS, Case
 from opdock.testing.check import PROVIDER, CannotRun, Fault, check
 from opdock.testing.trying import Input, dtypes_of, over
 
@@ -85,9 +86,13 @@ def fake(kit: Kit, subject: str) -> str:
                 why=str(err).splitlines()[:3],
                 remedy="give the torch op that it calls a fake implementation: torch.library.register_fake.",
             ) from err
-        for number, (a, b) in enumerate(
-            zip(promised, oracle.several(impl.func_impl_fn(*made.args.values)), strict=True)
-        ):
+        try:
+            computed = oracle.several(impl.func_impl_fn(*made.args.values))
+        except Exception:
+            if made.case.layout == DENSE:
+                raise
+            return  # provider.layouts tells of it
+        for number, (a, b) in enumerate(zip(promised, computed, strict=True)):
             told, real = ((t.dtype, t.device.type, tuple(t.shape), t.stride()) for t in (a, b))
             if told != real:
                 raise Fault(
@@ -134,7 +139,39 @@ def compiled(kit: Kit, subject: str) -> str:
                 )
             _require_equal(got, want, f"compiled code ({name})", made, "declare every write, and keep no state.")
 
-    return over(kit, impl, _few(kit)[:: 1 if kit.settings.grid == "full" else 2], test)
+    told = over(kit, impl, _few(kit)[:: 1 if kit.settings.grid == "full" else 2], test)
+    _require_dynamic(kit, impl)
+    return told
+
+
+def _require_dynamic(kit: Kit, impl: IrOpImpl) -> None:
+    """Raise Fault if every number of tokens gets a graph of its own, where it is said to be dynamic."""
+    from opdock.compile.backend import observing
+
+    public: Any = impl.op.fn
+    torch._dynamo.reset()
+    program = torch.compile(_programs(impl)["functional"], backend="opdock_eager", fullgraph=True)
+    ran = []
+
+    def test(made: Input) -> None:
+        given = _copies(made)
+        for value in given:
+            if isinstance(value, torch.Tensor) and value.dim() and len(value) == made.case.tokens:
+                torch._dynamo.maybe_mark_dynamic(value, 0)
+        with _alone(impl):
+            want = public(*_copies(made))
+            _require_equal(program(*given), want, "compiled code for any number of tokens", made, "keep no state.")
+        ran.append(made.case)
+
+    dtype = dtypes_of(kit)[0]
+    with observing() as reports:
+        over(kit, impl, [Case(tokens, 128, dtype) for tokens in (40, 41, 43, 47)], test)
+    if len(reports) == len(ran) > 2:  # a predicate may tell sizes apart: small ones from large ones
+        raise Fault(
+            f"Compiled code is compiled anew for each of {len(ran)} numbers of tokens.",
+            why="the fake implementation or supports_args turns a size into a constant: int(x.shape[0]) does",
+            remedy="pass sizes on as they are; compare them, and do not convert them.",
+        )
 
 
 def _programs(impl: IrOpImpl) -> dict[str, Callable[..., Any]]:
@@ -190,5 +227,39 @@ def opcheck(kit: Kit, subject: str) -> str:
                     why=[line for line in str(err).splitlines() if line.strip()][-6:],
                     remedy="make the schema and the fake implementation of the torch op that it calls true.",
                 ) from err
+        with _Seen() as seen:
+            impl.func_impl_fn(*_copies(made))
+        for op, values in seen.calls:
+            _require_own_memory(op, values, str(made.case))
 
     return over(kit, impl, _few(kit)[1:2], test)
+
+
+class _Seen(TorchDispatchMode):
+    """Notes the torch ops that are called, but for torch's own and the host's, with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in ("aten", "prim", "prims", "opdock_ir"):
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def _require_own_memory(op: Any, values: tuple[Any, ...], case: str) -> None:
+    """Raise Fault where a schema says that two arguments are one memory, and they are not."""
+    held: dict[str, tuple[str, int]] = {}
+    for argument, value in zip(op._schema.arguments, values, strict=False):
+        if argument.alias_info is None or not isinstance(value, torch.Tensor):
+            continue
+        for label in argument.alias_info.before_set:
+            name, pointer = held.setdefault(label, (argument.name, value.untyped_storage().data_ptr()))
+            if pointer != value.untyped_storage().data_ptr():
+                raise Fault(
+                    f"The schema of {op} gives {name} and {argument.name} one alias, and they are two tensors.",
+                    who=f"input: {case}",
+                    why=str(op._schema),
+                    remedy="a letter for each argument: Tensor(a!) x, Tensor(b!) residual.",
+                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import itertools
 import pkgutil
@@ -51,17 +52,29 @@ def build(name: str, config: OpdockConfig, seed: int = 7, **others: Any) -> Any:
 
 @check("layer.state_dict", kind=REPLACED, needs=("platform.configures",))
 def state_dict(kit: Kit, subject: str) -> str:
-    """A replaced layer has the in-tree layer's parameters, with their names, shapes and dtypes: checkpoints load."""
+    """A replaced layer has the in-tree layer's parameters: names, shapes, dtypes, gradients; checkpoints load."""
     _require_fit(kit, subject)
+    builds: list[dict[str, Any]] = [{}]
+    if "params_dtype" in inspect.signature(_class(subject).__init__).parameters:
+        builds.append({"params_dtype": torch.bfloat16})
+    for others in builds:
+        names = _require_state(subject, others)
+    return names
+
+
+def _require_state(subject: str, others: dict[str, Any]) -> str:
     mine, theirs = (
-        {name: (tuple(t.shape), t.dtype) for name, t in build(subject, config).state_dict().items()}
+        {
+            name: (tuple(t.shape), t.dtype, t.requires_grad)
+            for name, t in build(subject, config, **others).state_dict(keep_vars=True).items()
+        }
         for config in (OpdockConfig(), in_tree_config())
     )
     if mine != theirs:
         odd = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
         raise Fault(
             f"The replacement of {subject} has another state_dict: {', '.join(odd)}.",
-            why=[f"{n}: {_words(mine.get(n))}, in-tree {_words(theirs.get(n))}" for n in odd],
+            why=[_difference(n, mine.get(n), theirs.get(n)) for n in odd],
             remedy="keep names, shapes and dtypes; make a layout of its own from them once the weights are loaded, "
             "in a buffer with persistent=False.",
         )
@@ -91,8 +104,14 @@ def _require_fit(kit: Kit, name: str) -> None:
                 raise CannotRun(f"registration.replacement_signature[{target.__name__}] failed") from err
 
 
-def _words(found: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "missing" if found is None else f"{found[0]} {found[1]}"
+_Parameter = tuple[tuple[int, ...], torch.dtype, bool]
+
+
+def _difference(name: str, mine: _Parameter | None, theirs: _Parameter | None) -> str:
+    if mine is not None and theirs is not None and mine[:2] == theirs[:2]:
+        return f"{name}: requires_grad is {mine[2]}, in-tree {theirs[2]}"
+    told = [f"{found[0]} {found[1]}" if found else "missing" for found in (mine, theirs)]
+    return f"{name}: {told[0]}, in-tree {told[1]}"
 
 
 @check(
@@ -111,18 +130,22 @@ def layer_values(kit: Kit, subject: str) -> str:
             case = f"{subject}, call {number}, {dtype}" + "".join(f", {k}={v!r}" for k, v in others.items())
             kit.trying(case)
             written: list[set[int]] = [set(), set(), set()]
+            forms: list[list[str]] = [[], [], []]
             got, rounded, exact = (
-                _call(one, make, _mover(*where), wrote)
-                for one, where, wrote in zip(
+                _call(one, make, _mover(*where), wrote, form)
+                for one, where, wrote, form in zip(
                     (layer, own, truth),
                     ((dtype, device), (dtype, "cpu"), (torch.float64, "cpu")),
                     written,
+                    forms,
                     strict=True,
                 )
             )
             if written[0] - written[1] and not LAYERS[subject].donates:
                 raise Fault(f"It writes argument {min(written[0] - written[1])}, the in-tree layer does not.", who=case)
             worst = max(worst, _require_close(got, rounded, exact, dtype, case))
+            if forms[0] != forms[1]:
+                raise Fault(f"It returns {forms[0][0]}, the in-tree layer {forms[1][0]}.", who=case)
     return f"largest error {worst:.3g} of what is allowed"
 
 
@@ -142,16 +165,26 @@ def _call(
     make: Callable[..., tuple[Any, ...]],
     to: Callable[[torch.Tensor], torch.Tensor],
     written: set[int] | None = None,
+    form: list[str] | None = None,
 ) -> list[Any]:
-    """Return the tensors that a call gives; the numbers of arguments that it writes are added to ``written``."""
+    """Return the tensors that a call gives.
+
+    The numbers of arguments that it writes are added to ``written``, what it returns in words to ``form``.
+    """
     args = make(layer, to)
     before = [a.clone() if isinstance(a, torch.Tensor) else None for a in args]
     with torch.no_grad():
         out = layer(*args)
     if written is not None:
         written |= {n for n, b in enumerate(before) if b is not None and not oracle.same_bits(args[n], b)}
+    if form is not None:
+        form.append(", ".join(_kind(each) for each in out) + " as a tuple" if isinstance(out, tuple) else _kind(out))
     results: tuple[Any, ...] = oracle.several(out)  # a linear layer also returns its bias, or None
     return [t.cpu() for t in results if isinstance(t, torch.Tensor)]
+
+
+def _kind(value: object) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _require_close(got: list[Any], own: list[Any], exact: list[Any], dtype: torch.dtype, case: str) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from opdock.testing import cases, oracle
-from opdock.testing.cases import DENSE, LAYOUTS, Case
+from opdock.testing.activating import process_state
+from opdock.testing.cases import DENSE, EXPANDED, LAYOUTS, Case
 from opdock.testing.check import PROVIDER, CannotRun, Fault, check
 from opdock.testing.trying import Input, call, dtypes_of, over
 
@@ -19,17 +21,22 @@ _SIZES = ((1, 64), (2, 80), (6, 64), (7, 128), (16, 96))
 
 
 def _layouts(kit: Kit) -> list[Case]:
+    """Return cases of every layout in which each element is a place of its own, as one that is written must be."""
+    return _cases(kit, [layout for layout in LAYOUTS if layout != EXPANDED])
+
+
+def _cases(kit: Kit, layouts: Sequence[str]) -> list[Case]:
     return [
         Case(tokens, hidden, dtype, layout)
-        for layout in LAYOUTS
+        for layout in layouts
         for dtype in dtypes_of(kit)
         for tokens, hidden in _SIZES
     ]
 
 
-@check("provider.layouts", kind=PROVIDER, needs=("provider.arguments",))
+@check("provider.layouts", kind=PROVIDER, needs=("provider.arguments", "provider.mutation"))
 def layouts(kit: Kit, subject: str) -> str:
-    """Values agree on padded rows, odd offsets, columns of a wider tensor, transposed and three-dimensional inputs."""
+    """Values agree whatever the strides and dimensions: padded, sliced, transposed and expanded rows, one to four."""
     impl = kit.provider(subject)
 
     def test(made: Input) -> None:
@@ -44,7 +51,7 @@ def layouts(kit: Kit, subject: str) -> str:
 
     strategy = cases.drawn(impl.op, dtypes_of(kit), layouts=LAYOUTS)
     try:
-        return over(kit, impl, _layouts(kit), test, strategy)
+        return over(kit, impl, _cases(kit, LAYOUTS), test, strategy)
     except CannotRun as err:
         raise CannotRun(f"{err}: only dense inputs are served, others fall to the next provider") from err
 
@@ -67,6 +74,28 @@ def mutation(kit: Kit, subject: str) -> str:
                 )
 
     return over(kit, impl, [*_some(kit), *_layouts(kit)], test)
+
+
+@check("provider.global_state", kind=PROVIDER, needs=("provider.results",))
+def global_state(kit: Kit, subject: str) -> str:
+    """A call leaves grad mode, torch's defaults and the random state as they are."""
+    impl = kit.provider(subject)
+
+    def test(made: Input) -> None:
+        with torch.enable_grad():
+            before = process_state()
+            call(impl, made)
+            after = process_state()
+        changed = [f"{what}: {was} before, {after[what]} then" for what, was in before.items() if after[what] != was]
+        if changed:
+            raise Fault(
+                "A call changes what belongs to the program.",
+                who=f"input: {made.case}",
+                why=changed,
+                remedy="change it back; draw random numbers from a generator of the package's own.",
+            )
+
+    return over(kit, impl, [Case(7, 64, dtype) for dtype in dtypes_of(kit)], test)
 
 
 @check("provider.bounds", kind=PROVIDER, needs=("provider.mutation",))

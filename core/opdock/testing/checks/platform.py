@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opdock import ir
-from opdock.config import OpdockConfig
+from opdock.config import CompilationConfig, OpdockConfig
+from opdock.errors import OpdockError
 from opdock.journal import entries
 from opdock.platforms import configure
 from opdock.registry.library import check_dispatch_key
@@ -115,7 +116,7 @@ def dtypes_compute(kit: Kit, subject: str) -> None:
 
 @check("platform.configures", needs=("platform.dispatch_key",))
 def configures(kit: Kit, subject: str) -> str:
-    """A default configuration can be prepared, twice with the same outcome, and its priorities name real providers."""
+    """A default configuration is prepared twice with the same outcome; what the user sets is kept, or refused."""
     kit.require_platform()
     told = []
     for _ in range(2):
@@ -130,7 +131,28 @@ def configures(kit: Kit, subject: str) -> str:
             why=[f"first {told[0][:3]}", f"then {told[1][:3]}"],
             remedy="let the configuration hooks set values, not add to lists.",
         )
+    _require_users_word(kit)
     return f"backend {told[0][1]}, custom_ops {', '.join(told[0][2])}"
+
+
+def _require_users_word(kit: Kit) -> None:
+    """Raise Fault where a configuration comes out without the switches and the backend that the user set."""
+    backend = "aot_eager" if kit.require_platform().get_compile_backend() != "aot_eager" else "eager"
+    switches = ["all", "-rms_norm"]
+    config = OpdockConfig(compilation_config=CompilationConfig(custom_ops=list(switches), backend=backend))
+    try:
+        with configure.set_current_config(config):
+            compilation = config.compilation_config
+            left = [f"custom_ops {', '.join(compilation.custom_ops)}"] * (not {*switches} <= {*compilation.custom_ops})
+            left += [f"backend {compilation.backend}"] * (compilation.backend != backend)
+    except OpdockError:
+        return  # a platform may refuse what it cannot do, and says so
+    if left:
+        raise Fault(
+            "A configuration hook overrides what the user set.",
+            why=[f"set: custom_ops {', '.join(switches)}, backend {backend}", *(f"then {each}" for each in left)],
+            remedy="fill in what is not set, and raise ConfigError for what the platform cannot do.",
+        )
 
 
 @check("platform.hooks_run_again", needs=("platform.configures",))
@@ -160,13 +182,24 @@ def hooks_run_again(kit: Kit, subject: str) -> None:
 
 @check("platform.paths", needs=("platform.dispatch_key",))
 def paths(kit: Kit, subject: str) -> str:
-    """Class paths that hooks return can be imported, and inference_mode is a context manager."""
+    """Class paths and the backend that hooks return are there, and inference_mode is a context manager."""
     platform, found = kit.require_platform(), []
-    for hook in ("get_device_communicator_cls", "get_static_graph_wrapper_cls"):
-        path = getattr(platform, hook)()
+    nothing = (None, None)  # no selected backend, no wishes
+    for hook, given in (
+        ("get_device_communicator_cls", ()),
+        ("get_static_graph_wrapper_cls", ()),
+        ("get_attn_backend_cls", nothing),
+    ):
+        path = getattr(platform, hook)(*given)
         if path:
             _resolve(hook, path)
             found.append(path)
+    backend = platform.get_compile_backend()
+    if backend not in torch._dynamo.list_backends(exclude_tags=None):
+        raise Fault(
+            f"get_compile_backend returns {backend!r}, which torch.compile does not know.",
+            remedy="register it under the entry-point group torch_dynamo_backends, or name one that torch has.",
+        )
     with platform.inference_mode():
         pass
     with contextlib.suppress(NotImplementedError):

@@ -50,6 +50,7 @@ def predicate(kit: Kit, subject: str) -> str:
         if not kit.has_device:
             tally.count(on_fake)
             continue
+        _require_answer(impl.predicate, args.values, str(case))
         on_real, again = (refusal(impl.predicate, args.values, {}) for _ in range(2))
         if bool(on_real) != bool(again):
             raise Fault("supports_args gives another answer the second time.", who=f"input: {case}")
@@ -69,6 +70,16 @@ def predicate(kit: Kit, subject: str) -> str:
             remedy="correct the predicate; or declare a skip, with the reason, if only other inputs are meant.",
         )
     return str(tally)
+
+
+def _require_answer(predicate: Callable[..., object] | None, given: list[object], case: str) -> None:
+    said = True if predicate is None else predicate(*given)
+    if not isinstance(said, (bool, str)):
+        raise Fault(
+            f"supports_args returned {said!r}, expected True, False or the reason why not.",
+            who=f"input: {case}",
+            why="what is computed from a tensor's data stops the device at every call, and cannot be compiled",
+        )
 
 
 def _few(kit: Kit) -> list[Case]:
@@ -98,7 +109,7 @@ def _on(mode: FakeTensorMode, values: list[object], device: str) -> list[object]
 
 @check("provider.results", kind=PROVIDER, needs=("provider.predicate", "platform.activates", "platform.dtypes_compute"))
 def results(kit: Kit, subject: str) -> str:
-    """It runs on what it takes; results have the native shapes, dtypes and dense strides, on the device."""
+    """It runs on what it takes; results are tensors of native shapes, dtypes and dense strides, on the device."""
     impl = kit.provider(subject)
     device = kit.require_device()
 
@@ -175,6 +186,8 @@ def arguments(kit: Kit, subject: str) -> str:
         for scale in (1.0, 1e-3)
         for option in cases.options_of(impl.op, hidden)
     ]
+    tables = cases.long_tables(impl.op, 128)
+    fixed += [Case(64, 128, dtype, options=tables) for dtype in dtypes_of(kit) if tables]
     strategy = cases.drawn(impl.op, dtypes_of(kit), full=kit.settings.grid == "full")
     return over(kit, impl, fixed, _agrees(kit, subject), strategy)
 
@@ -188,13 +201,22 @@ def magnitudes(kit: Kit, subject: str) -> str:
     return over(kit, impl, fixed, _agrees(kit, subject))
 
 
-@check("provider.zero_rows", kind=PROVIDER, needs=("provider.results",))
+@check("provider.zero_rows", kind=PROVIDER, needs=("provider.results", "provider.aliasing"))
 def zero_rows(kit: Kit, subject: str) -> str:
-    """No tokens give results with no rows, and no error: an engine's rank may have nothing to do."""
+    """No tokens give results with no rows, of their own, and no error: an engine's rank may have nothing to do."""
     impl = kit.provider(subject)
 
     def test(made: Input) -> None:
-        for number, (mine, native) in enumerate(zip(call(impl, made), made.native, strict=True)):
+        returned = call(impl, made)
+        inputs = {p.buffer.untyped_storage().data_ptr(): name for name, p in made.args.placed.items()}
+        source = next((s for r in returned if (s := inputs.get(r.untyped_storage().data_ptr()))), "")
+        if source and not impl.inplace:
+            raise Fault(
+                f"It returns {source} where there are no rows.",
+                who=f"input: {made.case}",
+                remedy="return a new tensor.",
+            )
+        for number, (mine, native) in enumerate(zip(returned, made.native, strict=True)):
             _require_kind(made, number, mine, native)
 
     return over(kit, impl, [Case(0, 64, dtype) for dtype in dtypes_of(kit)], test)

@@ -32,6 +32,14 @@ def replacement_runs(kit: Kit, subject: str) -> str:
         choice = choose_class(target, config.compilation_config, platform)
     if choice.chosen is not cls and tables.replacement_of(target) is not cls and not tables.replacement_of(cls):
         raise Fault(f"{cls.__name__} is never built: {choice.reason}.", who=entry.where())
+    off = switches.is_switched_off(getattr(target, "name", None), config.compilation_config)
+    if off or choice.method not in (None, switches.method_of(platform)):
+        raise Fault(
+            f"The platform's own configuration switches {cls.__name__} off.",
+            who=entry.where(),
+            why=[choice.reason, f"custom_ops {', '.join(config.compilation_config.custom_ops)}"],
+            remedy="take the switch out of the configuration hooks, or the replacement out of register_oot.",
+        )
     faults = [f for f in switches.faults_of_replacements(platform) if f.startswith(f"{cls.__name__} ")]
     if faults:
         raise Fault(faults[0], remedy=f"define {switches.method_of(platform)}.")
