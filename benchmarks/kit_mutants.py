@@ -5,7 +5,8 @@
 
 The faults are those of ``tests/testing/mutants``; a run stops at its first failed check. Controls are correct changes,
 which run to the end. ``--resume`` keeps outcomes in a file, and takes from it those of the same text and the same kit.
-Exit status 1 if the kit finds a control wrong; a fault that it misses is listed.
+Exit status 1 if the kit finds a control wrong, or misses more than 5 % of the faults that break a rule; each fault that
+it misses is listed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from record import Result, Row, write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "testing"))
-from mutants import CONTROLS, FAULTS, REASONS, Mutant, files_of, named
+from mutants import CONTROLS, FAULTS, OUT_OF_REACH, REASONS, Mutant, files_of, named
 from package import NAME
 from package import write as write_package
 
@@ -38,6 +39,7 @@ CONDITIONS = (
 LAYER_KINDS = ("replacement", "replaced", "layer", "model")
 """Kinds of subjects that are looked at first where the fault is in a layer: it saves the time of the others."""
 
+COUNTS = 11  # rows before those of the mutants
 SHOWN = 110  # characters of a message
 
 
@@ -139,11 +141,16 @@ def run(mutants: Iterable[Mutant], grid: str, jobs: int, without: tuple[str, ...
 
 def line(outcome: Outcome) -> str:
     """Return the outcome in words."""
-    harmless = named(outcome.name).harmless
-    verdict = ("FALSE ALARM" if harmless else "caught") if outcome.check else ("passes" if harmless else "SURVIVES")
-    by = f" by {outcome.check}" if outcome.check else ""
-    excuse = f" ({REASONS[outcome.name]})" if verdict == "SURVIVES" and outcome.name in REASONS else ""
-    return f"{outcome.name}: {verdict}{by}: {outcome.message}{excuse}"
+    harmless, breaks_none = named(outcome.name).harmless, outcome.name in REASONS
+    if outcome.check:
+        verdict = "FALSE ALARM" if harmless else "caught, though it breaks no rule," if breaks_none else "caught"
+        return f"{outcome.name}: {verdict} by {outcome.check}: {outcome.message}"
+    if harmless:
+        return f"{outcome.name}: passes: {outcome.message}"
+    if breaks_none:
+        return f"{outcome.name}: survives, and breaks no rule: {outcome.message} ({REASONS[outcome.name]})"
+    reason = OUT_OF_REACH.get(outcome.name, "")
+    return f"{outcome.name}: SURVIVES: {outcome.message}" + (f" (out of reach: {reason})" if reason else "")
 
 
 def rows(found: list[Outcome]) -> list[Row]:
@@ -152,18 +159,27 @@ def rows(found: list[Outcome]) -> list[Row]:
     caught = [o for o in faults if o.check]
     alarms = [o for o in found if named(o.name).harmless and o.check]
     share = 100 * len(caught) / max(1, len(faults))
-    rightly = [o for o in faults if not o.check and o.name in REASONS]
+    rules = [o for o in faults if o.name not in REASONS]
+    kept = [o for o in rules if o.check]
     counts: list[Row] = [
         ("faults", float(len(faults)), "", None, ""),
         ("faults caught", float(len(caught)), "", None, ""),
         ("share of the faults caught", share, "%", None, ""),
-        ("survivors that break no rule", float(len(rightly)), "", None, ""),
-        ("share caught of those that break one", 100 * len(caught) / max(1, len(faults) - len(rightly)), "%", None, ""),
+        ("faults that break no rule", float(len(faults) - len(rules)), "", None, ""),
+        ("faults that break a rule", float(len(rules)), "", None, ""),
+        ("of these caught", float(len(kept)), "", None, ""),
+        ("share of these caught", 100 * len(kept) / max(1, len(rules)), "%", 95.0, ">="),
         ("controls", float(len(found) - len(faults)), "", None, ""),
         ("false alarms on controls", float(len(alarms)), "", 0.0, "<="),
         ("seconds of a run, mean", sum(o.seconds for o in found) / max(1, len(found)), "s", None, ""),
+        ("seconds of all runs, sum", sum(o.seconds for o in found), "s", None, ""),
     ]
-    return counts + [(line(o), o.seconds, "s", None, "") for o in sorted(found, key=lambda o: bool(o.check))]
+    return counts + [(line(o), o.seconds, "s", None, "") for o in sorted(found, key=_order)]
+
+
+def _order(outcome: Outcome) -> int:
+    """Return where an outcome is listed: survivors first, then those that rightly survive, then the others."""
+    return 2 if outcome.check or named(outcome.name).harmless else int(outcome.name in REASONS)
 
 
 def main() -> int:
@@ -186,7 +202,7 @@ def main() -> int:
     raw = {"all, s": time.perf_counter() - start, **{o.name: o.seconds for o in found}}
     result = Result("kit_mutants", CONDITIONS, ["torch", "hypothesis", "opdock"], made, raw)
     print()
-    print(Result("", "", [], made[:8], {}).table())
+    print(Result("", "", [], made[:COUNTS], {}).table())
     if given.out is not None:
         write(result, given.out)
     return int(bool(result.missed()))

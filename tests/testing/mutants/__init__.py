@@ -6,8 +6,8 @@ to what the conformance kit looks at. The folder above has to be on ``sys.path``
 
 from __future__ import annotations
 
-from mutants.equivalent import REASONS
+from mutants.equivalent import OUT_OF_REACH, REASONS
 from mutants.kinds import Mutant, control, mutant
 from mutants.registry import CONTROLS, FAULTS, files_of, named
 
-__all__ = ["CONTROLS", "FAULTS", "REASONS", "Mutant", "control", "files_of", "mutant", "named"]
+__all__ = ["CONTROLS", "FAULTS", "OUT_OF_REACH", "REASONS", "Mutant", "control", "files_of", "mutant", "named"]
