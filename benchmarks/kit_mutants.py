@@ -17,6 +17,7 @@ import fnmatch
 import hashlib
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -34,7 +35,8 @@ from package import write as write_package
 
 CONDITIONS = (
     "Each fault is one edit of a correct package for CPU tensors: a platform, four providers, three replaced layers. "
-    "A run of the kit stops at its first failed check; the seconds are its own, with other runs beside it."
+    "A run of the kit stops at its first failed check; the seconds are its own, with other runs beside it. "
+    f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')}."
 )
 LAYER_KINDS = ("replacement", "replaced", "layer", "model")
 """Kinds of subjects that are looked at first where the fault is in a layer: it saves the time of the others."""

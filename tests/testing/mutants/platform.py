@@ -167,7 +167,7 @@ MUTANTS = (
     _loading("default_dtype_changed", "torch.set_default_dtype(torch.bfloat16)", "torch's default dtype is changed"),
     _loading("grad_switched_off", "torch.set_grad_enabled(False)", "gradients are off in the whole process"),
     _loading("seed_set", "torch.manual_seed(0)", "the global generator is seeded"),
-    _loading("threads_set", "torch.set_num_threads(1)", "the number of threads is changed"),
+    _loading("threads_set", "torch.set_num_threads(torch.get_num_threads() + 1)", "the number of threads is changed"),
     _loading("matmul_precision_changed", "torch.set_float32_matmul_precision('medium')", "products in lower precision"),
     _loading("default_device_changed", "torch.set_default_device('meta')", "torch's default device is changed"),
     _loading("warnings_silenced", "import warnings; warnings.simplefilter('ignore')", "all warnings are off"),
