@@ -1,0 +1,191 @@
+// Choosing how the threads share the rows, and launching.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/macros.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "rows.cuh"
+
+namespace opdock {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+#ifdef OPDOCK_TUNING  // for measuring: how many vectors a thread has; 0 is the default
+extern int tuned_items;
+#endif
+
+inline cudaStream_t stream_of(const Tensor& x) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+inline int multiprocessors(int device) {
+  static int known[64] = {};
+  int& count = known[device & 63];
+  if (count == 0) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+// Vectors of 16 bytes that one thread of a row has. Few rows: many threads, so that a row is over soon. Many rows: few
+// threads with several vectors each, so that reductions cost less and enough bytes are on their way.
+// `joined`: something is reduced over a row; `twice`: two things are; `add`: there are two inputs and two results.
+inline int items_of(int64_t rows, int vectors, int device, bool joined, bool twice, bool add) {
+#ifdef OPDOCK_TUNING
+  if (tuned_items && vectors <= tuned_items * max_block(tuned_items)) return tuned_items;
+#endif
+  if (vectors > 2048) return 8;
+  if (vectors > 1024) return 4;
+  const bool many = rows >= 8 * multiprocessors(device);
+  if (!joined) return many ? 2 : 1;
+  if (!many) return vectors > 512 ? 2 : 1;
+  if (add) return vectors >= 128 ? 2 : 1;
+  return vectors >= (twice ? 256 : 768) ? 4 : vectors >= 128 ? 2 : 1;
+}
+
+template <typename T, typename O, In IN, bool NORM, Out OUT>
+void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
+  constexpr int VEC = 16 / sizeof(T);
+  const int count = args.hidden / VEC;
+  const unsigned rows = (unsigned)args.rows;
+  const bool flat = args.x_inner == 1 && args.y_inner == 1 && args.residual_inner == 1 && args.sum_inner == 1;
+  if (vectors && args.hidden % VEC == 0 && count <= 32) {
+    int shift = 0;
+    while (1 << shift < count) ++shift;
+    const unsigned each = 128 >> shift;
+    row_kernel<T, O, 1, IN, NORM, OUT, true><<<(rows + each - 1) / each, 128, 0, stream>>>(args, shift, 1);
+  } else if (vectors && args.hidden % VEC == 0 && count <= 4096 && flat) {
+    const int wanted = items_of(args.rows, count, device, !kPieces<NORM, OUT>, OUT == Out::Token, IN == In::Add);
+    const int items = kPieces<NORM, OUT> ? std::min(wanted, 2) : wanted;
+    const int all = ((count + items - 1) / items + 31) / 32 * 32;
+    const int block = kPieces<NORM, OUT> ? std::min(all, 128) : all;
+    const int pieces = kPieces<NORM, OUT> ? (count + block * items - 1) / (block * items) : 1;
+    const unsigned grid = rows * pieces;
+    if (items == 1) {
+      row_kernel<T, O, 1, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(args, 0, pieces);
+    } else if (items == 2) {
+      row_kernel<T, O, 2, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(args, 0, pieces);
+    } else if constexpr (!kPieces<NORM, OUT>) {
+      if (items == 4) {
+        row_kernel<T, O, 4, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(args, 0, pieces);
+      } else {
+        row_kernel<T, O, 8, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(args, 0, pieces);
+      }
+    }
+  } else {
+    const int block = std::clamp((args.hidden + 31) / 32 * 32, 64, 512);
+    any_row_kernel<T, O, IN, NORM, OUT><<<rows, block, 0, stream>>>(args);
+  }
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// -- tensors
+
+// The leading dimensions of a tensor as two, if its strides allow it; the last dimension must be dense.
+inline Rows rows_of(const Tensor& t, const char* name) {
+  const int64_t last = t.dim() - 1;
+  STD_TORCH_CHECK(last >= 0, name, " must have a dimension");
+  STD_TORCH_CHECK(t.stride(last) == 1 || t.size(last) <= 1, name, " must be dense in its last dimension");
+  Rows rows{1, 0, 0};
+  int64_t size = 1, stride = 0;  // of the outer one, so far
+  bool two = false;
+  for (int64_t d = last - 1; d >= 0; --d) {
+    if (t.size(d) == 1) continue;
+    if (size == 1) {
+      size = t.size(d), stride = t.stride(d);
+    } else if (t.stride(d) == size * stride) {
+      size *= t.size(d);
+    } else {
+      STD_TORCH_CHECK(!two, name, " has strides that are not those of two leading dimensions");
+      two = true;
+      rows.inner = size, rows.inner_stride = stride;
+      size = t.size(d), stride = t.stride(d);
+    }
+  }
+  rows.outer_stride = stride;
+  return rows;
+}
+
+inline bool aligned(const Tensor& t, const Rows& rows, int64_t bytes) {
+  const int64_t element = t.element_size();
+  auto whole = [&](int64_t stride) { return stride * element % bytes == 0; };
+  return reinterpret_cast<uintptr_t>(t.data_ptr()) % bytes == 0 && whole(rows.outer_stride) && whole(rows.inner_stride);
+}
+
+inline bool aligned(const Tensor& t, int64_t bytes) { return reinterpret_cast<uintptr_t>(t.data_ptr()) % bytes == 0; }
+
+inline int64_t row_count(const Tensor& t) {
+  int64_t count = 1;
+  for (int64_t d = 0; d < t.dim() - 1; ++d) count *= t.size(d);
+  return count;
+}
+
+template <In IN, bool NORM, Out OUT> void run(const Args& args, ScalarType type, bool vectors, const Tensor& on) {
+  if (args.rows == 0 || args.hidden == 0) return;
+  const int device = on.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const cudaStream_t stream = stream_of(on);
+  auto launch_for = [&](auto zero) {
+    using T = decltype(zero);
+    using O = std::conditional_t<OUT == Out::Same, T, __nv_fp8_e4m3>;
+    launch<T, O, IN, NORM, OUT>(args, vectors, device, stream);
+  };
+  if (type == ScalarType::BFloat16) {
+    launch_for(__nv_bfloat16{});
+  } else if (type == ScalarType::Half) {
+    launch_for(__half{});
+  } else {
+    STD_TORCH_CHECK(type == ScalarType::Float, "only float32, float16 and bfloat16");
+    launch_for(0.0f);
+  }
+}
+
+// Everything that the ops of rows have in common. `sum` may be `residual`, and `y` may be `x`: then in place.
+template <In IN, bool NORM, Out OUT>
+void rows_op(const Tensor& x, const Tensor* residual, const Tensor* sum, const Tensor* weight, const Tensor& y,
+             const Tensor* scales, const Tensor* scale, const Tensor* scale_ub, double epsilon) {
+  Args args{};
+  const int64_t rows = row_count(x);
+  STD_TORCH_CHECK(rows < (int64_t(1) << 31) / 64, "more rows than a launch has");
+  args.rows = (int)rows;
+  const int64_t width = x.size(x.dim() - 1);
+  args.hidden = (int)(IN == In::Plain || IN == In::Add ? width : width / 2);
+  args.epsilon = (float)epsilon, args.inverse_hidden = 1.0f / (float)args.hidden;
+  const ScalarType type = x.scalar_type();
+  args.x = x.data_ptr(), args.y = y.data_ptr();
+  const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
+  args.x_stride = x_rows.outer_stride, args.x_inner = (int)x_rows.inner, args.x_inner_stride = x_rows.inner_stride;
+  args.y_stride = y_rows.outer_stride, args.y_inner = (int)y_rows.inner, args.y_inner_stride = y_rows.inner_stride;
+  args.residual_inner = args.sum_inner = 1;
+  bool vectors = aligned(x, x_rows, 16) && aligned(y, y_rows, 16 / x.element_size() * y.element_size());
+  if constexpr (IN != In::Plain && IN != In::Add) vectors = vectors && args.hidden * x.element_size() % 16 == 0;
+  if (IN == In::Add) {
+    STD_TORCH_CHECK(residual->scalar_type() == type && residual->numel() == x.numel(), "x_residual differs from x");
+    args.residual = residual->data_ptr(), args.sum = sum->data_ptr();
+    const Rows from = rows_of(*residual, "x_residual"), to = rows_of(*sum, "sum");
+    args.residual_stride = from.outer_stride, args.residual_inner = (int)from.inner;
+    args.sum_stride = to.outer_stride, args.sum_inner = (int)to.inner;
+    args.residual_inner_stride = from.inner_stride, args.sum_inner_stride = to.inner_stride;
+    vectors = vectors && aligned(*residual, from, 16) && aligned(*sum, to, 16);
+  }
+  if (weight != nullptr) {
+    STD_TORCH_CHECK(weight->scalar_type() == type && weight->numel() == args.hidden && weight->stride(0) == 1,
+                    "weight differs from x in dtype or length, or is not dense");
+    args.weight = weight->data_ptr();
+    vectors = vectors && aligned(*weight, 16);
+  }
+  if (scales != nullptr) args.scales = (float*)scales->data_ptr();
+  if (scale != nullptr) args.scale = (const float*)scale->data_ptr();
+  if (scale_ub != nullptr) args.scale_ub = (const float*)scale_ub->data_ptr();
+  run<IN, NORM, OUT>(args, type, vectors, x);
+}
+
+}  // namespace opdock
