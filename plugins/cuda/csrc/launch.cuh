@@ -35,18 +35,16 @@ inline int multiprocessors(int device) {
   return count;
 }
 
-// Vectors of 16 bytes that one thread of a row has. Few rows: many threads, so that a row is over soon. Many rows: few
-// threads with several vectors each, so that reductions cost less and enough bytes are on their way.
-// `joined`: something is reduced over a row; `twice`: two things are; `add`: there are two inputs and two results.
+// Vectors of 16 bytes that one thread of a row has. Where something is reduced over the row, the number does not depend on
+// how many rows there are: a row's bits are the same in every batch.
+// `joined`: something is reduced; `twice`: two things are; `add`: there are two inputs and two results.
 inline int items_of(int64_t rows, int vectors, int device, bool joined, bool twice, bool add) {
 #ifdef OPDOCK_TUNING
   if (tuned_items && vectors <= tuned_items * max_block(tuned_items)) return tuned_items;
 #endif
   if (vectors > 2048) return 8;
   if (vectors > 1024) return 4;
-  const bool many = rows >= 8 * multiprocessors(device);
-  if (!joined) return many ? 2 : 1;
-  if (!many) return vectors > 512 ? 2 : 1;
+  if (!joined) return rows >= 8 * multiprocessors(device) ? 2 : 1;
   if (add) return vectors >= 128 ? 2 : 1;
   return vectors >= (twice ? 256 : 768) ? 4 : vectors >= 128 ? 2 : 1;
 }
