@@ -11,6 +11,7 @@ from opdock.testing import cases, oracle
 from opdock.testing.activating import process_state
 from opdock.testing.cases import DENSE, EXPANDED, LAYOUTS, Case
 from opdock.testing.check import PROVIDER, CannotRun, Fault, check
+from opdock.testing.checks.provider import require_kind
 from opdock.testing.trying import Input, call, dtypes_of, over
 
 if TYPE_CHECKING:
@@ -34,6 +35,26 @@ def _cases(kit: Kit, layouts: Sequence[str]) -> list[Case]:
     ]
 
 
+@check("provider.mutation", kind=PROVIDER, needs=("provider.results",))
+def mutation(kit: Kit, subject: str) -> str:
+    """It writes no input but the activations, and those only if it is registered with inplace=True."""
+    impl = kit.provider(subject)
+    allowed = impl.op.activations if impl.inplace else ()
+
+    def test(made: Input) -> None:
+        call(impl, made)
+        for name, placed in made.args.placed.items():
+            if name not in allowed and placed.written() and not placed.written_outside():
+                raise Fault(
+                    f"It writes {name}, which it does not declare.",
+                    who=f"input: {made.case}",
+                    why=f"declared: {', '.join(allowed) or 'none, it is not registered with inplace=True'}",
+                    remedy="write into new tensors; or register it with inplace=True if it writes its activations.",
+                )
+
+    return over(kit, impl, [*_some(kit), *_layouts(kit)], test)
+
+
 @check("provider.layouts", kind=PROVIDER, needs=("provider.arguments", "provider.mutation"))
 def layouts(kit: Kit, subject: str) -> str:
     """Values agree whatever the strides and dimensions: padded, sliced, transposed and expanded rows, one to four."""
@@ -54,26 +75,6 @@ def layouts(kit: Kit, subject: str) -> str:
         return over(kit, impl, _cases(kit, LAYOUTS), test, strategy)
     except CannotRun as err:
         raise CannotRun(f"{err}: only dense inputs are served, others fall to the next provider") from err
-
-
-@check("provider.mutation", kind=PROVIDER, needs=("provider.results",))
-def mutation(kit: Kit, subject: str) -> str:
-    """It writes no input but the activations, and those only if it is registered with inplace=True."""
-    impl = kit.provider(subject)
-    allowed = impl.op.activations if impl.inplace else ()
-
-    def test(made: Input) -> None:
-        call(impl, made)
-        for name, placed in made.args.placed.items():
-            if name not in allowed and placed.written() and not placed.written_outside():
-                raise Fault(
-                    f"It writes {name}, which it does not declare.",
-                    who=f"input: {made.case}",
-                    why=f"declared: {', '.join(allowed) or 'none, it is not registered with inplace=True'}",
-                    remedy="write into new tensors; or register it with inplace=True if it writes its activations.",
-                )
-
-    return over(kit, impl, [*_some(kit), *_layouts(kit)], test)
 
 
 @check("provider.global_state", kind=PROVIDER, needs=("provider.results",))
@@ -157,6 +158,27 @@ def _require_own(impl: IrOpImpl, made: Input, number: int, source: str | None, o
             why="a caller that writes the result would write its input",
             remedy="return a new tensor; or register it with inplace=True.",
         )
+
+
+@check("provider.zero_rows", kind=PROVIDER, needs=("provider.results", "provider.aliasing"))
+def zero_rows(kit: Kit, subject: str) -> str:
+    """No tokens give results with no rows, of their own, and no error: an engine's rank may have nothing to do."""
+    impl = kit.provider(subject)
+
+    def test(made: Input) -> None:
+        returned = call(impl, made)
+        inputs = {p.buffer.untyped_storage().data_ptr(): name for name, p in made.args.placed.items()}
+        source = next((s for r in returned if (s := inputs.get(r.untyped_storage().data_ptr()))), "")
+        if source and not impl.inplace:
+            raise Fault(
+                f"It returns {source} where there are no rows.",
+                who=f"input: {made.case}",
+                remedy="return a new tensor.",
+            )
+        for number, (mine, native) in enumerate(zip(returned, made.native, strict=True)):
+            require_kind(made, number, mine, native)
+
+    return over(kit, impl, [Case(0, 64, dtype) for dtype in dtypes_of(kit)], test)
 
 
 @check("provider.own_results", kind=PROVIDER, needs=("provider.aliasing",))

@@ -161,13 +161,14 @@ def _agrees(kit: Kit, subject: str) -> Callable[[Input], None]:
     def test(made: Input) -> None:
         got = call(impl, made)
         for number, (mine, native) in enumerate(zip(got, made.native, strict=True)):
-            _require_kind(made, number, mine, native)
+            require_kind(made, number, mine, native)
         oracle.compare(impl.op, impl.provider, got, made.native, made.args.reference, str(made.case))
 
     return test
 
 
-def _require_kind(made: Input, number: int, mine: torch.Tensor, native: torch.Tensor) -> None:
+def require_kind(made: Input, number: int, mine: torch.Tensor, native: torch.Tensor) -> None:
+    """Raise Fault where a result has another shape or dtype than the native one."""
     if mine.shape != native.shape or mine.dtype != native.dtype:
         raise Fault(
             f"Result {number} is {mine.dtype} {tuple(mine.shape)}, native {native.dtype} {tuple(native.shape)}.",
@@ -199,24 +200,3 @@ def magnitudes(kit: Kit, subject: str) -> str:
     fixed = [Case(9, 64, d, scale=s) for d in dtypes_of(kit) for s in (1e-4, 1e-2, 60.0, 300.0)]
     fixed += [Case(9, 64, d, special=s) for d in dtypes_of(kit) for s in ("zeros", "nan", "inf")]
     return over(kit, impl, fixed, _agrees(kit, subject))
-
-
-@check("provider.zero_rows", kind=PROVIDER, needs=("provider.results", "provider.aliasing"))
-def zero_rows(kit: Kit, subject: str) -> str:
-    """No tokens give results with no rows, of their own, and no error: an engine's rank may have nothing to do."""
-    impl = kit.provider(subject)
-
-    def test(made: Input) -> None:
-        returned = call(impl, made)
-        inputs = {p.buffer.untyped_storage().data_ptr(): name for name, p in made.args.placed.items()}
-        source = next((s for r in returned if (s := inputs.get(r.untyped_storage().data_ptr()))), "")
-        if source and not impl.inplace:
-            raise Fault(
-                f"It returns {source} where there are no rows.",
-                who=f"input: {made.case}",
-                remedy="return a new tensor.",
-            )
-        for number, (mine, native) in enumerate(zip(returned, made.native, strict=True)):
-            _require_kind(made, number, mine, native)
-
-    return over(kit, impl, [Case(0, 64, dtype) for dtype in dtypes_of(kit)], test)
