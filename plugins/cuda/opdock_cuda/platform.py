@@ -15,6 +15,8 @@ from opdock_cuda import nvml, visible
 if TYPE_CHECKING:
     import torch
 
+    from opdock import IrOpPriorityConfig, OpdockConfig
+
 _log = logging.getLogger("opdock.cuda")
 
 FP8_CAPABILITY = (8, 9)
@@ -108,6 +110,27 @@ class CudaPlatform(Platform):
     def support_static_graph_mode(cls) -> bool:
         """Return True: CUDA graphs."""
         return True
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Load the kernels where they are built and fit; without them native definitions serve."""
+        from opdock_cuda import library
+
+        reason = library.why_not()
+        if reason:
+            _log.info("No CUDA kernels: %s.", reason)
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        """Register the providers named ``cuda``."""
+        from opdock_cuda import providers  # noqa: F401
+
+    @classmethod
+    def get_default_ir_op_priority(cls, config: OpdockConfig) -> IrOpPriorityConfig:
+        """Return the kernels first, but for what Inductor does as well."""
+        from opdock_cuda.priorities import default_priority
+
+        return default_priority(inductor=config.compilation_config.uses_inductor)
 
     @classmethod
     def set_device(cls, device: Any) -> None:
