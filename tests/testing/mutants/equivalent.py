@@ -11,7 +11,6 @@ REASONS = {
     "priority_of_default_only": "the host tries native last, whatever is listed",
     "priority_listed_twice": "the second one is never tried",
     "rotation_views_only": "splitting a dimension is a view, whatever the strides",
-    "rotation_shared_result": "dense, and nothing else that is returned lies in that buffer",
     "attention_strided_query": "splitting a dimension is a view, whatever the strides",
     "silu_takes_float16": "the kernel is right for float16 too",
     "fake_missing_of_writer": "torch needs no fake of an op that returns nothing",
