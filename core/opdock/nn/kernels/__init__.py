@@ -1,0 +1,1 @@
+"""Kernels that several vendors share, one folder for each language."""
