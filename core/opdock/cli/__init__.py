@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "a plugin package against the contract, without running it",
     "explain": "which class, method and provider serves an op, and why not the others",
     "generate": "let a model continue a text, and show what served each op",
+    "trace": "what each op of a model launches in one step: kernels, host and device time",
     "bench": "how fast each provider of an IR op is, beside native and beside the memory",
     "new": "write a platform package that works: installed, chosen, tested",
     "completion": "a script that completes the commands and options in a shell",
