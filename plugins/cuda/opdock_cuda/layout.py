@@ -47,10 +47,10 @@ def lies_apart(shape: Sequence[int], strides: Sequence[int]) -> bool:
         shape: of the tensor.
         strides: in elements.
     """
+    if 0 in shape:
+        return True
     reach = 1  # one more than the distance of the farthest element of the dimensions so far
     for stride, length in sorted(zip(strides, shape, strict=True)):
-        if length == 0:
-            return True
         if length > 1:
             if stride < reach:
                 return False
