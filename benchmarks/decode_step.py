@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,14 +35,16 @@ def decode_step(modules: dict[str, object]) -> tuple[list[Row], dict[str, float]
     if "vllm_c" in modules:
         calls["vllm_c"] = c.fused_add_rms_norm
     calls["ours, IR op"] = inplace
+    calls["ours, layer"] = layer(weight)
     rows: list[Row] = []
     figures: dict[str, float] = {}
     with chosen(ir.ops.fused_add_rms_norm, args, _add), chosen(ir.ops.rms_norm, (x, weight, EPSILON), _norm):
         for name, call in calls.items():
+            given = args[:2] if name == "ours, layer" else args
 
-            def step(call: Callable[..., Any] = call) -> None:
+            def step(call: Callable[..., Any] = call, given: tuple[Any, ...] = given) -> None:
                 for _ in range(NORMS):
-                    call(*args)
+                    call(*given)
 
             label = f"decode step of {NORMS} norms, {name}"
             seen = {"kernels": float(launched(step)), "host": host_ms(step), "graph": graph_time([step])}
@@ -53,23 +56,57 @@ def decode_step(modules: dict[str, object]) -> tuple[list[Row], dict[str, float]
                 (f"{label}: in a CUDA graph", seen["graph"], "us", None, "<="),
             ]
         norm = ir.ops.rms_norm
-        pairs = {
-            "rms_norm": (lambda: raw_norm(x, weight, EPSILON), lambda: norm(x, weight, EPSILON)),
-            "fused_add_rms_norm": (lambda: raw_add(*args), lambda: inplace(*args)),
-        }
-        for name, (direct, through) in pairs.items():
-            least = [min(host_time(f) for _ in range(3)) for f in (direct, through)]
-            figures |= {f"one call of {name}, {k}": v for k, v in zip(("raw", "IR"), least, strict=True)}
-            rows += [
-                (f"one call of {name}: raw torch op, host", least[0], "us", None, "<="),
-                (f"one call of {name}: IR op, host", least[1], "us", None, "<="),
-                (f"one call of {name}: IR op less raw", least[1] - least[0], "us", 1.0, "<="),
-            ]
+        rows += one_call("rms_norm", raw_norm, norm, norm.dispatch(x, weight, EPSILON), (x, weight, EPSILON))
+        rows += one_call("fused_add_rms_norm", raw_add, inplace, op.dispatch(*args), args)
         if "vllm_c" in modules:
             out = torch.empty_like(x)
-            took = host_time(lambda: c.rms_norm(out, x, weight, EPSILON))
+            (took,) = least_host_times(lambda: c.rms_norm(out, x, weight, EPSILON))
             rows.append(("one call of rms_norm: vllm_c, output given, host", took, "us", None, "<="))
     return rows, figures
+
+
+def one_call(
+    name: str, raw: Callable[..., Any], through: Callable[..., Any], impl: Any, args: tuple[Any, ...]
+) -> list[Row]:
+    """Return what one call costs on the host: the raw torch op, the provider over it, its predicate, the IR op."""
+    takes = impl.predicate or (lambda *_: True)
+    parts = least_host_times(
+        lambda: raw(*args), lambda: impl.impl_fn(*args), lambda: takes(*args), lambda: through(*args)
+    )
+    labels = ("raw torch op", "the provider", "its predicate", "IR op")
+    rows: list[Row] = [
+        (f"one call of {name}: {what}, host", took, "us", None, "<=") for what, took in zip(labels, parts, strict=True)
+    ]
+    return [*rows, (f"one call of {name}: IR op less raw", parts[3] - parts[0], "us", 1.0, "<=")]
+
+
+def layer(weight: torch.Tensor) -> Callable[..., Any]:
+    """Return the layer of opdock that adds and normalises, with this weight."""
+    from opdock import set_current_config
+    from opdock.nn.layers import RMSNorm
+
+    with set_current_config(), torch.device("cuda"):
+        made = RMSNorm(HIDDEN, eps=EPSILON, dtype=torch.bfloat16)
+    made.weight.copy_(weight)
+    return made
+
+
+def least_host_times(*calls: Callable[[], object]) -> list[float]:
+    """Return the microseconds that the host needs for each call, the least of five turns through all of them."""
+    with without_collector():
+        turns = [[host_time(call) for call in calls] for _ in range(5)]
+    return [min(times) for times in zip(*turns, strict=True)]
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Keep Python's garbage collector, which walks over all that torch has imported, out of what is timed."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def chosen(op: Any, args: tuple[Any, ...], register: Callable[[Any], None]) -> Any:
@@ -134,11 +171,12 @@ def launched(run: Callable[[], Any]) -> int:
 def host_ms(run: Callable[[], Any]) -> float:
     """Return the median milliseconds to launch a step, without waiting for it."""
     times = []
-    for i in range(60):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        if i >= 30:
-            times.append((time.perf_counter() - start) * 1e3)
+    with without_collector():
+        for i in range(60):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            if i >= 30:
+                times.append((time.perf_counter() - start) * 1e3)
     torch.cuda.synchronize()
     return statistics.median(times)

@@ -1,13 +1,17 @@
 """Other people's kernels, to be measured beside ours: found in a folder, unpacked, and imported where they can be.
 
 The folder holds wheels (``*.whl``: Liger-Kernel, FlagGems and what it requires) and vLLM's extension for torch's stable
-ABI (``_C_stable_libtorch*.so``, or the same compressed, ``.so.xz``). None of it is part of this repository.
+ABI (``_C_stable_libtorch*.so``, or the same compressed, ``.so.xz``; the version may stand in the name). None of it is
+part of this repository.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import lzma
+import re
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -49,6 +53,7 @@ def load(folder: Path | None) -> Peers:
         found.absent = dict.fromkeys(("vllm_c", *WHEELS), why)
         return found
     unpacked = Path(tempfile.mkdtemp(prefix="peers-"))
+    atexit.register(shutil.rmtree, unpacked, ignore_errors=True)
     _load_extension(folder, unpacked, found)  # first: FlagGems defines some of its ops where they are missing
     wheels = sorted(folder.glob("*.whl"))
     for wheel in wheels:
@@ -80,5 +85,11 @@ def _load_extension(folder: Path, unpacked: Path, found: Peers) -> None:
     try:
         torch.ops.load_library(str(file))
         found.modules["vllm_c"] = None
+        found.versions["vllm_c"] = _version_in(file.name)
     except (OSError, RuntimeError) as err:
-        found.absent["vllm_c"] = f"cannot be loaded: {str(err).splitlines()[0]}"
+        found.absent["vllm_c"] = f"cannot be loaded: {str(err).splitlines()[0].replace(str(unpacked), '')}"
+
+
+def _version_in(name: str) -> str:
+    found = re.search(r"\d+\.\d+\.\d+", name)
+    return found.group() if found else "unknown"
