@@ -27,7 +27,6 @@ def _failures(
 
 
 # A child that dies while it activates the package leaves its two files to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("case", NEGATIVES, ids=lambda case: case.name)
 def test_a_package_broken_in_one_way_fails_one_check(
     case: Negative, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -104,7 +104,7 @@ def test_every_check_has_a_rule_and_needs_that_come_before_it() -> None:
     seen: set[str] = set()
     for check in all_checks().values():
         assert check.rule.endswith(".")
-        assert set(check.needs) <= seen, check.name
+        assert {*check.needs, *check.after} <= seen, check.name
         seen.add(check.name)
 
 

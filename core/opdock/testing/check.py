@@ -42,7 +42,8 @@ class Check:
         name: ``area.rule``.
         kind: of its subjects.
         where: FACTS or WORKER.
-        needs: names of checks that must have passed, of the same subject where they are of the same kind.
+        needs: names of checks that must have passed, of the same subject where they have it.
+        after: names of checks that may not have failed; where they could not be run, this one is.
         rule: what must be true, one sentence.
         run: raises Fault or CannotRun; may return a note.
     """
@@ -51,6 +52,7 @@ class Check:
     kind: str
     where: str
     needs: tuple[str, ...]
+    after: tuple[str, ...]
     rule: str
     run: Callable[..., str | None]
 
@@ -59,13 +61,13 @@ _checks: dict[str, Check] = {}
 
 
 def check(
-    name: str, *, kind: str = PACKAGE, where: str = WORKER, needs: Sequence[str] = ()
+    name: str, *, kind: str = PACKAGE, where: str = WORKER, needs: Sequence[str] = (), after: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds a function to the kit; the first line of its docstring is the rule."""
 
     def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
         rule = (run.__doc__ or name).strip().splitlines()[0]
-        _checks[name] = Check(name, kind, where, tuple(needs), rule, run)
+        _checks[name] = Check(name, kind, where, tuple(needs), tuple(after), rule, run)
         return run
 
     return decorate

@@ -100,12 +100,12 @@ class Session:
         reason = self.skip_of(check.name, subject)
         if reason is not None:
             return Result(check.name, subject, SKIPPED, reason)
-        for need in check.needs:
+        for need in (*check.needs, *check.after):
             subjects = self.subjects(self.checks[need])
             if subject not in subjects and "" not in subjects:
                 continue  # a check of other subjects than this one
             before = self.run(need, subject if subject in subjects else "")
-            if before.status in (FAILED, NOT_RUN):
+            if before.status == FAILED or (before.status == NOT_RUN and need in check.needs):
                 why = before.message.splitlines()[0] if before.status == NOT_RUN else "failed"
                 text = why if before.status == NOT_RUN else f"{before.id} {why}"
                 return Result(check.name, subject, NOT_RUN, text)

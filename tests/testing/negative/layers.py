@@ -26,7 +26,7 @@ NEGATIVES = (
     Negative(
         "layer that computes something else",
         "layer.values[gelu_and_mul]",
-        "The layer's output is wrong",
+        "of the layer is wrong",
         "gate and up in the other order",
         GELU,
         ((_LAYERS, "gate, up = x.chunk", "up, gate = x.chunk"),),

@@ -49,6 +49,11 @@ def _logits(model: Any, tokens: torch.Tensor, device: str, *, forward: Any = Non
     return torch.cat(rows)
 
 
+def _built(model: Any) -> list[str]:
+    """Return the names of the op classes in the model."""
+    return sorted({type(module).__name__ for module in model.modules() if hasattr(module, "ir")})
+
+
 def _tokens() -> torch.Tensor:
     return torch.randint(0, 97, (_PROMPT + _STEPS,), generator=torch.Generator().manual_seed(1))
 
@@ -78,7 +83,8 @@ def logits(kit: Kit, subject: str) -> str:
                 f"The logits of {subject} are wrong in {dtype}.",
                 why=[
                     f"largest error {error:.3g} against float64, {allowed:.3g} is allowed",
-                    f"served by: {', '.join(sorted(f'{op}: {p}' for op, p in dict(counter)))}",
+                    f"IR ops served by: {', '.join(sorted(f'{op}: {p}' for op, p in dict(counter)))}",
+                    f"layers built: {', '.join(_built(model))}",
                 ],
                 remedy="every op and layer passes alone: look at what holds between them, the cache and strides.",
             )

@@ -14,6 +14,7 @@ import torch
 
 from opdock.config import CompilationConfig, OpdockConfig
 from opdock.ir.tolerance import DEFAULT_TOLERANCES
+from opdock.journal import Site
 from opdock.platforms import configure
 from opdock.registry import op_registry, tables
 from opdock.testing import oracle
@@ -127,7 +128,7 @@ def layer_values(kit: Kit, subject: str) -> str:
         own = _to(build(subject, in_tree_config(), **others), dtype, "cpu")
         truth = build(subject, in_tree_config(), **others).double()
         for number, make in enumerate(LAYERS[subject].calls):
-            case = f"{subject}, call {number}, {dtype}" + "".join(f", {k}={v!r}" for k, v in others.items())
+            case = f"{_built(layer)}, call {number}, {dtype}" + "".join(f", {k}={v!r}" for k, v in others.items())
             kit.trying(case)
             written: list[set[int]] = [set(), set(), set()]
             forms: list[list[str]] = [[], [], []]
@@ -147,6 +148,13 @@ def layer_values(kit: Kit, subject: str) -> str:
             if forms[0] != forms[1]:
                 raise Fault(f"It returns {forms[0][0]}, the in-tree layer {forms[1][0]}.", who=case)
     return f"largest error {worst:.3g} of what is allowed"
+
+
+def _built(layer: Any) -> str:
+    """Return which class was built, and where it is defined."""
+    cls = type(layer)
+    method = getattr(cls, str(getattr(layer, "_method", "forward")), cls)
+    return f"{cls.__module__}.{cls.__qualname__} ({Site.of(method)})"
 
 
 def _to(layer: Any, dtype: torch.dtype, device: str) -> Any:
@@ -193,7 +201,7 @@ def _require_close(got: list[Any], own: list[Any], exact: list[Any], dtype: torc
     if len(got) != len(exact):
         raise Fault(f"It gives {len(got)} tensors, the in-tree layer {len(exact)}.", who=case)
     worst = 0.0
-    for mine, theirs, truth in zip(got, own, exact, strict=True):
+    for number, (mine, theirs, truth) in enumerate(zip(got, own, exact, strict=True)):
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             raise Fault(
                 f"It gives {mine.dtype} {tuple(mine.shape)}, the in-tree layer {theirs.dtype} {tuple(theirs.shape)}.",
@@ -205,12 +213,20 @@ def _require_close(got: list[Any], own: list[Any], exact: list[Any], dtype: torc
         worst = max(worst, float(error / allowed))
         if error > allowed:
             raise Fault(
-                "The layer's output is wrong.",
+                f"Result {number} of the layer is wrong.",
                 who=case,
-                why=f"largest error {float(error):.3g} against float64, {float(allowed):.3g} is allowed",
+                why=_where(mine, truth, float(allowed)),
                 remedy="compare its forward method with the in-tree class's forward_native.",
             )
     return worst
+
+
+def _where(got: torch.Tensor, truth: torch.Tensor, allowed: float) -> str:
+    errors = (got.double() - truth).abs().nan_to_num(float("inf"))
+    at = errors.reshape(-1).argmax()
+    place = [int(i) for i in torch.unravel_index(at, got.shape)] if got.dim() else []
+    values = (float(t.reshape(-1)[at]) for t in (got, truth))
+    return "largest error at {}: got {:.6g}, float64 {:.6g}; {:.3g} is allowed".format(place, *values, allowed)
 
 
 @check("layer.copies", kind=REPLACED, needs=("layer.values",))

@@ -51,17 +51,36 @@ def activating_changes_nothing_else(kit: Kit, subject: str) -> None:
 def device_works(kit: Kit, subject: str) -> str:
     """Tensors go to the device and come back bit for bit, and arithmetic on it agrees with the CPU."""
     device = kit.require_device()
+    try:
+        return _use(kit, device)
+    except Fault:
+        raise
+    except Exception as err:
+        raise Fault(
+            f"The device cannot do what every model does: {type(err).__name__}.",
+            who=f"tried: {kit.last_input}",
+            why=str(err).splitlines()[:1],
+            remedy="register the aten ops that make, view and copy tensors, and a fallback to the CPU for the others "
+            "(docs: A PyTorch device of its own).",
+        ) from err
+
+
+def _use(kit: Kit, device: str) -> str:
     value = torch.randn(5, 7)
+    kit.trying("copying a tensor to the device (_copy_from)")
     there = value.to(device)
     if there.device.type != torch.device(device).type:
         raise Fault(f'tensor.to("{device}") is on {there.device}.', remedy="set device_type to the device's type.")
     if not same_bits(there.cpu(), value):
         raise Fault("A tensor comes back from the device with other bits.")
+    kit.trying("copying a strided view back")
     if not same_bits(there[1:4, ::2].cpu(), value[1:4, ::2]):
         raise Fault("A strided view comes back from the device with other bits.", remedy="copy by strides.")
+    kit.trying("matmul and add of float32, which the fallback may serve")
     product = (there @ there.t() + 1.0).cpu()
     if not torch.allclose(product, value @ value.t() + 1.0, rtol=1e-4, atol=1e-4):
         raise Fault("A product computed on the device is wrong.", why="matmul of 5x7 by 7x5 in float32, and one added")
+    kit.trying("writing a row")
     there[2].fill_(3.0)
     if not bool((there.cpu()[2] == 3.0).all()):
         raise Fault("Writing a row on the device does not show in the tensor.")

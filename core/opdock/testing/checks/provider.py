@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from opdock.testing.kit import Kit
 
 
-@check("provider.predicate", kind=PROVIDER, needs=("platform.dispatch_key", "platform.dtypes"))
+@check(
+    "provider.predicate",
+    kind=PROVIDER,
+    needs=("platform.dispatch_key", "platform.dtypes"),
+    after=("platform.device_works",),
+)
 def predicate(kit: Kit, subject: str) -> str:
     """supports_args decides by metadata alone: on fake tensors as on real ones; and takes some of the inputs."""
     impl = kit.provider(subject)
