@@ -59,7 +59,10 @@ def measure(
     mine, chosen = ours_of(case, args)
     wrong = []
     for name, one in mine.items():
-        miss = error_of(case, one.call, args, provider=one.provider)
+        try:
+            miss = error_of(case, one.call, args, provider=one.provider)
+        except Exception as err:  # noqa: BLE001 - told as a wrong result, and the others go on
+            miss = f"{type(err).__name__}: {str(err).partition(chr(10))[0][:160]}"
         if miss:
             wrong.append(f"{case.name} {tokens} x {hidden}, {name}: {miss}")
     makers: dict[str, Provider] = {
