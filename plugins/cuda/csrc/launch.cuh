@@ -54,12 +54,14 @@ void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
   constexpr int VEC = 16 / sizeof(T);
   const int count = args.hidden / VEC;
   const unsigned rows = (unsigned)args.rows;
-  const bool flat = args.x_inner == 1 && args.y_inner == 1 && args.residual_inner == 1 && args.sum_inner == 1;
+  const bool flat = args.x_rows.inner == 1 && args.y_rows.inner == 1 && args.residual_rows.inner <= 1 &&
+                    args.sum_rows.inner <= 1;
   if (vectors && args.hidden % VEC == 0 && count <= 32) {
     int shift = 0;
     while (1 << shift < count) ++shift;
     const unsigned each = 128 >> shift;
-    row_kernel<T, O, 1, IN, NORM, OUT, true><<<(rows + each - 1) / each, 128, 0, stream>>>(args, shift, 1);
+    row_kernel<T, O, 1, IN, NORM, OUT, true><<<(rows + each - 1) / each, 128, 0, stream>>>(
+        Given<IN, NORM, OUT, true>(args), shift);
   } else if (vectors && args.hidden % VEC == 0 && count <= 4096 && flat) {
     const int wanted = items_of(args.rows, count, device, !kPieces<NORM, OUT>, OUT == Out::Token, IN == In::Add);
     const int items = kPieces<NORM, OUT> ? std::min(wanted, 2) : wanted;
@@ -67,20 +69,21 @@ void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
     const int block = kPieces<NORM, OUT> ? std::min(all, 128) : all;
     const int pieces = kPieces<NORM, OUT> ? (count + block * items - 1) / (block * items) : 1;
     const unsigned grid = rows * pieces;
+    const Given<IN, NORM, OUT, false> given(args);
     if (items == 1) {
-      row_kernel<T, O, 1, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(args, 0, pieces);
+      row_kernel<T, O, 1, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, pieces);
     } else if (items == 2) {
-      row_kernel<T, O, 2, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(args, 0, pieces);
+      row_kernel<T, O, 2, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, pieces);
     } else if constexpr (!kPieces<NORM, OUT>) {
       if (items == 4) {
-        row_kernel<T, O, 4, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(args, 0, pieces);
+        row_kernel<T, O, 4, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, pieces);
       } else {
-        row_kernel<T, O, 8, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(args, 0, pieces);
+        row_kernel<T, O, 8, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, pieces);
       }
     }
   } else {
     const int block = std::clamp((args.hidden + 31) / 32 * 32, 64, 512);
-    any_row_kernel<T, O, IN, NORM, OUT><<<rows, block, 0, stream>>>(args);
+    any_row_kernel<T, O, IN, NORM, OUT><<<rows, block, 0, stream>>>(Given<IN, NORM, OUT, true>(args));
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
@@ -159,20 +162,14 @@ void rows_op(const Tensor& x, const Tensor* residual, const Tensor* sum, const T
   args.epsilon = (float)epsilon, args.inverse_hidden = 1.0f / (float)args.hidden;
   const ScalarType type = x.scalar_type();
   args.x = x.data_ptr(), args.y = y.data_ptr();
-  const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
-  args.x_stride = x_rows.outer_stride, args.x_inner = (int)x_rows.inner, args.x_inner_stride = x_rows.inner_stride;
-  args.y_stride = y_rows.outer_stride, args.y_inner = (int)y_rows.inner, args.y_inner_stride = y_rows.inner_stride;
-  args.residual_inner = args.sum_inner = 1;
-  bool vectors = aligned(x, x_rows, 16) && aligned(y, y_rows, 16 / x.element_size() * y.element_size());
+  args.x_rows = rows_of(x, "x"), args.y_rows = rows_of(y, "y");
+  bool vectors = aligned(x, args.x_rows, 16) && aligned(y, args.y_rows, 16 / x.element_size() * y.element_size());
   if constexpr (IN != In::Plain && IN != In::Add) vectors = vectors && args.hidden * x.element_size() % 16 == 0;
   if (IN == In::Add) {
     STD_TORCH_CHECK(residual->scalar_type() == type && residual->numel() == x.numel(), "x_residual differs from x");
     args.residual = residual->data_ptr(), args.sum = sum->data_ptr();
-    const Rows from = rows_of(*residual, "x_residual"), to = rows_of(*sum, "sum");
-    args.residual_stride = from.outer_stride, args.residual_inner = (int)from.inner;
-    args.sum_stride = to.outer_stride, args.sum_inner = (int)to.inner;
-    args.residual_inner_stride = from.inner_stride, args.sum_inner_stride = to.inner_stride;
-    vectors = vectors && aligned(*residual, from, 16) && aligned(*sum, to, 16);
+    args.residual_rows = rows_of(*residual, "x_residual"), args.sum_rows = rows_of(*sum, "sum");
+    vectors = vectors && aligned(*residual, args.residual_rows, 16) && aligned(*sum, args.sum_rows, 16);
   }
   if (weight != nullptr) {
     STD_TORCH_CHECK(weight->scalar_type() == type && weight->numel() == args.hidden && weight->stride(0) == 1,

@@ -26,31 +26,82 @@ struct Rows {
   int64_t outer_stride, inner_stride;
 };
 
-// In the order in which a kernel needs them: the first ones come with the first line of its parameters.
+// What every op of rows is given; a kernel gets only the parts that it needs, for each byte of its parameters costs time
+// at every launch.
 struct Args {
   const void* x;
   void* y;
-  const void* weight;  // null: none
-  int hidden;          // of y
+  int hidden;  // of y
   int rows;
-  int64_t x_stride, y_stride;
+  const void* weight;  // null: none
+  float inverse_hidden, epsilon;
   const void* residual;  // In::Add: read, and written to `sum`
   void* sum;
-  int64_t residual_stride, sum_stride;
-  float inverse_hidden, epsilon;
   const float* scale;     // Out::Static
   const float* scale_ub;  // Out::Token; null: none
   float* scales;          // Out::Token
-  // Only for rows over two dimensions: 1 else, and the inner strides are not used.
-  int x_inner, y_inner, residual_inner, sum_inner;
-  int64_t x_inner_stride, y_inner_stride, residual_inner_stride, sum_inner_stride;
+  Rows x_rows, y_rows, residual_rows, sum_rows;
 };
 
-template <bool TWO> __device__ __forceinline__ int64_t offset(int row, int64_t stride, int inner, int64_t inner_stride) {
-  if (!TWO || inner == 1) return row * stride;
-  const int first = row / inner;
-  return first * stride + (row - first * inner) * inner_stride;
+struct None {};
+struct NormPart {
+  const void* weight;
+  float inverse_hidden, epsilon;
+};
+struct StaticPart {
+  const float* scale;
+};
+struct TokenPart {
+  float* scales;
+  const float* scale_ub;
+};
+template <bool TWO> struct Place {
+  int64_t outer_stride;
+  __device__ __forceinline__ int64_t offset(int row) const { return row * outer_stride; }
+};
+template <> struct Place<true> {
+  int64_t outer_stride, inner_stride;
+  int inner;
+  __device__ __forceinline__ int64_t offset(int row) const {
+    if (inner == 1) return row * outer_stride;
+    const int first = row / inner;
+    return first * outer_stride + (row - first * inner) * inner_stride;
+  }
+};
+template <bool TWO> Place<TWO> place(const Rows& rows) {
+  if constexpr (TWO) {
+    return {rows.outer_stride, rows.inner_stride, (int)rows.inner};
+  } else {
+    return {rows.outer_stride};
+  }
 }
+template <bool TWO> struct AddPart {
+  const void* residual;
+  void* sum;
+  Place<TWO> residual_rows, sum_rows;
+};
+
+// TWO: rows over two dimensions.
+template <In IN, bool NORM, Out OUT, bool TWO> struct Given {
+  const void* x;
+  void* y;
+  int hidden, rows;
+  Place<TWO> x_rows, y_rows;
+  std::conditional_t<NORM, NormPart, None> norm;
+  std::conditional_t<IN == In::Add, AddPart<TWO>, None> add;
+  std::conditional_t<OUT == Out::Static, StaticPart, std::conditional_t<OUT == Out::Token, TokenPart, None>> out;
+
+  explicit Given(const Args& args)
+      : x(args.x), y(args.y), hidden(args.hidden), rows(args.rows), x_rows(place<TWO>(args.x_rows)),
+        y_rows(place<TWO>(args.y_rows)) {
+    if constexpr (NORM) norm = {args.weight, args.inverse_hidden, args.epsilon};
+    if constexpr (IN == In::Add) {
+      add = {args.residual, args.sum, place<TWO>(args.residual_rows), place<TWO>(args.sum_rows)};
+    }
+    if constexpr (OUT == Out::Static) out = {args.scale};
+    if constexpr (OUT == Out::Token) out = {args.scales, args.scale_ub};
+  }
+};
 
 // gate * sigmoid(gate) and the two forms of GELU; the fast forms are exact enough for results of 11 bits or fewer.
 template <typename T, In IN> __device__ __forceinline__ float activated(float g) {
@@ -88,37 +139,37 @@ __device__ __forceinline__ float token_scale(float largest, const float* bound) 
 // Whether a row can be cut into pieces: nothing is joined over it.
 template <bool NORM, Out OUT> constexpr bool kPieces = !NORM && OUT != Out::Token;
 
-// 16 bytes at once, ITEMS times for each thread. GROUPED: a row has 2^shift threads, up to 32, and ITEMS is 1: short rows,
-// also over two dimensions. Else a row has `pieces` blocks, one where something is joined over it.
+// 16 bytes at once, ITEMS times for each thread. GROUPED: a row has 2^split threads, up to 32, and ITEMS is 1: short rows,
+// also over two dimensions. Else a row has `split` blocks, one where something is joined over it.
 template <typename T, typename O, int ITEMS, In IN, bool NORM, Out OUT, bool GROUPED>
 __global__ void __launch_bounds__(max_block(ITEMS))
-    row_kernel(const __grid_constant__ Args args, const int shift, const int pieces) {
+    row_kernel(const __grid_constant__ Given<IN, NORM, OUT, GROUPED> args, const int split) {
   constexpr bool kTwo = IN != In::Plain;
   constexpr int VEC = 16 / sizeof(T), PAIRS = VEC / 2;
   using P = Pair<T>;
   __shared__ float shared[2][32];
-  const int width = GROUPED ? 1 << shift : blockDim.x;
+  const int width = GROUPED ? 1 << split : blockDim.x;
   const int lane = GROUPED ? threadIdx.x & (width - 1) : threadIdx.x;
   int row = blockIdx.x, start = lane;
   if constexpr (GROUPED) {
-    row = (int)(((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> shift);
+    row = (int)(((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> split);
   } else if constexpr (kPieces<NORM, OUT>) {
-    if (pieces > 1) {
-      row = blockIdx.x / (unsigned)pieces;
-      start += (blockIdx.x - row * pieces) * ITEMS * width;
+    if (split > 1) {
+      row = blockIdx.x / (unsigned)split;
+      start += (blockIdx.x - row * split) * ITEMS * width;
     }
   }
   const bool valid = !GROUPED || row < args.rows;
-  const bool weighted = NORM && args.weight != nullptr;
+  bool weighted = false;
+  if constexpr (NORM) weighted = args.norm.weight != nullptr;
 
   Vec<T> a[ITEMS], b[kTwo ? ITEMS : 1], weight[NORM ? ITEMS : 1];
   {
     const int r = valid ? row : 0;
-    const T* from = (const T*)args.x + offset<GROUPED>(r, args.x_stride, args.x_inner, args.x_inner_stride);
+    const T* from = (const T*)args.x + args.x_rows.offset(r);
     const T* second = from + args.hidden;
     if constexpr (IN == In::Add) {
-      second = (const T*)args.residual +
-               offset<GROUPED>(r, args.residual_stride, args.residual_inner, args.residual_inner_stride);
+      second = (const T*)args.add.residual + args.add.residual_rows.offset(r);
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -132,12 +183,13 @@ __global__ void __launch_bounds__(max_block(ITEMS))
       }
       if constexpr (NORM) {
         weight[i] = zeros<T>();
-        if (here && weighted) weight[i] = load_often((const T*)args.weight + column);
+        if (here && weighted) weight[i] = load_often((const T*)args.norm.weight + column);
       }
     }
   }
-  float inverse_scale = OUT == Out::Static ? 1.0f / *args.scale : 0.0f;
-  O* to = (O*)args.y + offset<GROUPED>(row, args.y_stride, args.y_inner, args.y_inner_stride);
+  float inverse_scale = 0.0f;
+  if constexpr (OUT == Out::Static) inverse_scale = 1.0f / *args.out.scale;
+  O* to = (O*)args.y + args.y_rows.offset(row);
 
   // From here on `a` holds what is normalised or goes out. Sums are computed twice: registers are dearer than additions.
   auto before_norm = [&](int i, int k) {
@@ -152,7 +204,7 @@ __global__ void __launch_bounds__(max_block(ITEMS))
     float2 squares = make_float2(0.0f, 0.0f);
     [[maybe_unused]] T* sum_to = nullptr;
     if constexpr (IN == In::Add) {
-      sum_to = (T*)args.sum + offset<GROUPED>(row, args.sum_stride, args.sum_inner, args.sum_inner_stride);
+      sum_to = (T*)args.add.sum + args.add.sum_rows.offset(row);
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -171,7 +223,7 @@ __global__ void __launch_bounds__(max_block(ITEMS))
     }
     const float own = squares.x + squares.y;
     const float total = GROUPED ? over_group<Sum>(own, width) : over_block<Sum>(own, shared[0]);
-    const float inverse = rsqrtf(total * args.inverse_hidden + args.epsilon);
+    const float inverse = rsqrtf(total * args.norm.inverse_hidden + args.norm.epsilon);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
 #pragma unroll
@@ -204,8 +256,8 @@ __global__ void __launch_bounds__(max_block(ITEMS))
       }
     }
     largest = GROUPED ? over_group<Largest>(largest, width) : over_block<Largest>(largest, shared[1]);
-    const float scale = token_scale(largest, args.scale_ub);
-    if (lane == 0 && valid) args.scales[row] = scale;
+    const float scale = token_scale(largest, args.out.scale_ub);
+    if (lane == 0 && valid) args.out.scales[row] = scale;
     inverse_scale = 1.0f / scale;
   }
   if (!valid) return;
@@ -230,15 +282,15 @@ __global__ void __launch_bounds__(max_block(ITEMS))
 
 // Any width and any alignment, element by element; a row is read again for each pass over it.
 template <typename T, typename O, In IN, bool NORM, Out OUT>
-__global__ void any_row_kernel(const __grid_constant__ Args args) {
+__global__ void any_row_kernel(const __grid_constant__ Given<IN, NORM, OUT, true> args) {
   __shared__ float shared[2][32];
-  const T* weight = (const T*)args.weight;
+  const T* weight = nullptr;
+  if constexpr (NORM) weight = (const T*)args.norm.weight;
   const int row = blockIdx.x;
-  const T* x = (const T*)args.x + offset<true>(row, args.x_stride, args.x_inner, args.x_inner_stride);
+  const T* x = (const T*)args.x + args.x_rows.offset(row);
   const T* second = x + args.hidden;
   if constexpr (IN == In::Add) {
-    second =
-        (const T*)args.residual + offset<true>(row, args.residual_stride, args.residual_inner, args.residual_inner_stride);
+    second = (const T*)args.add.residual + args.add.residual_rows.offset(row);
   }
   auto value = [&](int c) { return joined<T, IN>(to_float(x[c]), IN == In::Plain ? 0.0f : to_float(second[c])); };
   float inverse = 0.0f;
@@ -248,24 +300,25 @@ __global__ void any_row_kernel(const __grid_constant__ Args args) {
       const float v = value(c);
       squares += v * v;
     }
-    inverse = rsqrtf(over_block<Sum>(squares, shared[0]) * args.inverse_hidden + args.epsilon);
+    inverse = rsqrtf(over_block<Sum>(squares, shared[0]) * args.norm.inverse_hidden + args.norm.epsilon);
   }
   auto result = [&](int c) {
     const float v = value(c);
     return NORM ? normalised<T>(v, inverse, weight != nullptr, weight != nullptr ? to_float(weight[c]) : 0.0f) : v;
   };
-  float inverse_scale = OUT == Out::Static ? 1.0f / *args.scale : 0.0f;
+  float inverse_scale = 0.0f;
+  if constexpr (OUT == Out::Static) inverse_scale = 1.0f / *args.out.scale;
   if constexpr (OUT == Out::Token) {
     float largest = 0.0f;
     for (int c = threadIdx.x; c < args.hidden; c += blockDim.x) largest = Largest::join(largest, fabsf(result(c)));
-    const float scale = token_scale(over_block<Largest>(largest, shared[1]), args.scale_ub);
-    if (threadIdx.x == 0) args.scales[row] = scale;
+    const float scale = token_scale(over_block<Largest>(largest, shared[1]), args.out.scale_ub);
+    if (threadIdx.x == 0) args.out.scales[row] = scale;
     inverse_scale = 1.0f / scale;
   }
-  O* y = (O*)args.y + offset<true>(row, args.y_stride, args.y_inner, args.y_inner_stride);
+  O* y = (O*)args.y + args.y_rows.offset(row);
   [[maybe_unused]] T* sum = nullptr;
   if constexpr (IN == In::Add) {
-    sum = (T*)args.sum + offset<true>(row, args.sum_stride, args.sum_inner, args.sum_inner_stride);
+    sum = (T*)args.add.sum + args.add.sum_rows.offset(row);
   }
   for (int c = threadIdx.x; c < args.hidden; c += blockDim.x) {
     const float v = result(c);

@@ -14,11 +14,11 @@ from opdock import ir
 from opdock_cuda import library, predicates
 from opdock_cuda.platform import CudaPlatform
 
-# Whether a row's bits depend on the other rows. Each element on its own, and a maximum, do not depend on any order;
-# how a row's squares are added up goes by the number of rows (csrc/launch.cuh, items_of).
+# A row's bits do not depend on the other rows: each element on its own, a maximum, which no order changes, and sums of
+# squares, whose order goes by the row's length alone (csrc/launch.cuh, items_of).
 ELEMENTWISE_INVARIANT = True
 LARGEST_INVARIANT = True
-NORM_INVARIANT = False
+NORM_INVARIANT = True
 
 _ops = torch.ops.opdock_cuda
 
