@@ -41,7 +41,7 @@ CONDITIONS = (
 LAYER_KINDS = ("replacement", "replaced", "layer", "model")
 """Kinds of subjects that are looked at first where the fault is in a layer: it saves the time of the others."""
 
-COUNTS = 11  # rows before those of the mutants
+COUNTS = 12  # rows before those of the mutants
 SHOWN = 110  # characters of a message
 
 
@@ -155,8 +155,8 @@ def line(outcome: Outcome) -> str:
     return f"{outcome.name}: SURVIVES: {outcome.message}" + (f" (out of reach: {reason})" if reason else "")
 
 
-def rows(found: list[Outcome]) -> list[Row]:
-    """Return the counts, then one row for each mutant with its seconds."""
+def rows(found: list[Outcome], before: int) -> list[Row]:
+    """Return the counts, then one row for each mutant with its seconds; ``before`` of them were kept from before."""
     faults = [o for o in found if not named(o.name).harmless]
     caught = [o for o in faults if o.check]
     alarms = [o for o in found if named(o.name).harmless and o.check]
@@ -175,6 +175,7 @@ def rows(found: list[Outcome]) -> list[Row]:
         ("false alarms on controls", float(len(alarms)), "", 0.0, "<="),
         ("seconds of a run, mean", sum(o.seconds for o in found) / max(1, len(found)), "s", None, ""),
         ("seconds of all runs, sum", sum(o.seconds for o in found), "s", None, ""),
+        ("outcomes taken from the file of --resume", float(before), "", None, ""),
     ]
     return counts + [(line(o), o.seconds, "s", None, "") for o in sorted(found, key=_order)]
 
@@ -199,8 +200,10 @@ def main() -> int:
         parser.error("no mutant has such a name")
     start = time.perf_counter()
     without = tuple(given.without)
-    found = run(chosen, given.grid, given.jobs, without, Kept(given.resume, given.grid, without))
-    made = rows(found)
+    kept = Kept(given.resume, given.grid, without)
+    before = sum(kept.get(m.name) is not None for m in chosen)
+    found = run(chosen, given.grid, given.jobs, without, kept)
+    made = rows(found, before)
     raw = {"all, s": time.perf_counter() - start, **{o.name: o.seconds for o in found}}
     result = Result("kit_mutants", CONDITIONS, ["torch", "hypothesis", "opdock"], made, raw)
     print()
