@@ -92,6 +92,8 @@ def rms_norm_static_fp8_quant(
     """Return whether the kernel takes the arguments of ``rms_norm_static_fp8_quant``."""
     if dtype is not _FP8:
         return _other_fp8(dtype)
+    if _is_common(x, weight):
+        return _refuse_scale(scale, x) or True
     return _refuse(x) or _refuse_scale(scale, x) or (weight is not None and _refuse_weight(weight, x)) or True
 
 
@@ -103,6 +105,8 @@ def rms_norm_dynamic_per_token_fp8_quant(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``rms_norm_dynamic_per_token_fp8_quant``."""
+    if dtype is _FP8 and scale_ub is None and _is_common(x, weight):
+        return True
     return _refuse_token(x, scale_ub, dtype) or (weight is not None and _refuse_weight(weight, x)) or True
 
 
@@ -117,6 +121,8 @@ def fused_add_rms_norm_static_fp8_quant(
     """Return whether the kernel takes the arguments of ``fused_add_rms_norm_static_fp8_quant``."""
     if dtype is not _FP8:
         return _other_fp8(dtype)
+    if _is_common(x, weight):
+        return _refuse_residual(x, x_residual) or _refuse_scale(scale, x) or True
     return (
         _refuse(x)
         or _refuse_residual(x, x_residual)
@@ -135,6 +141,8 @@ def fused_add_rms_norm_dynamic_per_token_fp8_quant(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``fused_add_rms_norm_dynamic_per_token_fp8_quant``."""
+    if dtype is _FP8 and scale_ub is None and _is_common(x, weight):
+        return _refuse_residual(x, x_residual) or True
     return (
         _refuse_token(x, scale_ub, dtype)
         or _refuse_residual(x, x_residual)
@@ -196,6 +204,7 @@ def rotary_embedding(
         return f"positions of {positions.dtype}, and the kernel reads int64 and int32"
     if positions.stride() != _DENSE:
         return "positions are not dense in one dimension"
+    tokens = positions.shape[0]
     cache_dtype = cos_sin_cache.dtype
     if key.dtype is not dtype or (cache_dtype is not _FLOAT and cache_dtype is not dtype):
         return (
@@ -208,7 +217,6 @@ def rotary_embedding(
         return f"cos_sin_cache of shape {tuple(cache_shape)} does not fit head_size {head_size}"
     if not cos_sin_cache.is_contiguous() and cos_sin_cache.stride(1) != 1:
         return "cos_sin_cache is not dense in its last dimension"
-    (tokens,) = positions.shape
     return (
         _refuse_heads("query", query, tokens, head_size)
         or _refuse_heads("key", key, tokens, head_size)
@@ -249,6 +257,22 @@ def reshape_and_cache(
 
 
 # -- what several have in common: each returns the reason, or a false value
+
+
+def _is_common(x: Tensor, weight: Tensor | None) -> bool:
+    """Return whether x and weight are dense and fit, in as few looks as tell it; ``rms_norm`` has it written out."""
+    return (
+        x.is_cuda
+        and x.is_contiguous()
+        and weight is not None
+        and weight.is_contiguous()
+        and weight.ndim == 1
+        and _NARROW <= weight.numel() == x.shape[-1] < _LIMIT
+        and weight.dtype is (dtype := x.dtype)
+        and dtype in _FLOATS
+        and weight.get_device() == x.get_device()
+        and not (_with_grad() and (x.requires_grad or weight.requires_grad))
+    )
 
 
 def _refuse(x: Tensor) -> Answer:
@@ -327,14 +351,12 @@ def _refuse_heads(name: str, x: Tensor, tokens: int, head_size: int) -> Answer:
         fits = rank == 3 and shape[0] == tokens and shape[2] == head_size
     if not fits:
         return f"{name} of shape {tuple(shape)} is not {tokens} rows of whole heads of {head_size}"
-    if x.is_contiguous():
-        return False
     strides = x.stride()
-    if strides[-1] != 1 and shape[-1] > 1:
+    if strides[-1] != 1:
         return f"{name} is not dense in its last dimension"
     if rank == 2 and strides[0] >= shape[1]:
         return False
-    return _refuse_overlap(name, x)
+    return not x.is_contiguous() and _refuse_overlap(name, x)
 
 
 def _other_device(name: str, x: Tensor) -> str:

@@ -301,15 +301,26 @@ def test_more_rows_than_one_dimension_of_a_grid(rows_of_them: int) -> None:
 # -- promises to torch
 
 
-@pytest.mark.parametrize("op", ["silu_and_mul", "gelu_and_mul", "static_fp8", "token_fp8", "silu_and_mul_token_fp8"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "rms_norm",
+        "rms_norm_token_fp8",
+        "silu_and_mul",
+        "gelu_and_mul",
+        "static_fp8",
+        "token_fp8",
+        "silu_and_mul_token_fp8",
+    ],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_rows_bits_do_not_depend_on_the_batch_or_its_place(op: str, dtype: torch.dtype) -> None:
-    for width in (64, 92, 4096, 14336):
-        x = rows(513, width, dtype=dtype)
+    for width in (64, 92, 4096, 14336, 32768, 65536):
+        x = rows(1300, width, dtype=dtype)
         call = getattr(ops, op)
         rest = (one(0.02),) if op == "static_fp8" else ()
         whole = _bits(call(x, *rest))
-        for part in (x[5:6], x[5:12], x[3:300], x[5:6].clone()):
+        for part in (x[5:6], x[5:12], x[3:300], x[3:], x[5:6].clone()):
             first = 5 if part.shape[0] < 200 else 3
             for a, b in zip(_bits(call(part, *rest)), whole, strict=True):
                 assert same_bits(a, b[first : first + part.shape[0]])
@@ -361,7 +372,7 @@ def test_schema_and_fake_are_true(name: str) -> None:
         (lambda: ops.fused_add_rms_norm_(*[rows(4, 64)] * 2), "one tensor"),
         (lambda: ops.fused_add_rms_norm_((x := rows(4, 64)), x.view(4, 64)), "share memory"),
         (lambda: ops.rms_norm(rows(4, 64).requires_grad_()), "gradients"),
-        (lambda: ops.rotary_embedding_(one(0), rows(1, 64), rows(1, 64), 64, rows(8, 64)), "int64 and int32"),
+        (lambda: ops.rotary_embedding_(one(0.5), rows(1, 64), rows(1, 64), 64, rows(8, 64)), "int64 and int32"),
     ],
 )
 def test_a_wrong_call_is_a_clear_error_and_leaves_the_device_usable(call: Callable[[], Any], reason: str) -> None:
