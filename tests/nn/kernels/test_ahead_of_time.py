@@ -54,8 +54,10 @@ def _norm(quant: int, *, added: bool, types: dict[str, str]) -> Build:
 
 SUM = {"sum_ptr": "*bf16", "sum_outer": "i32", "out_outer": "i32"}
 BUILDS = {
-    "rms_norm": _norm(0, added=False, types={"out_ptr": "*bf16", "out_outer": "i32"}),
-    "fused_add_rms_norm": _norm(0, added=True, types={}),
+    "rms_norm": Build("rows", "norm_dense", NORM | {"out_ptr": "*bf16"}, {"BLOCK": HIDDEN}),
+    "rms_norm_strided": _norm(0, added=False, types={"out_ptr": "*bf16", "out_outer": "i32"}),
+    "fused_add_rms_norm": Build("rows", "norm_dense", NORM | ADDED, {"BLOCK": HIDDEN}),
+    "fused_add_rms_norm_strided": _norm(0, added=True, types={}),
     "rms_norm_static": _norm(1, added=False, types={"out_outer": "i32", "scale_ptr": "*fp32"}),
     "rms_norm_token": _norm(2, added=False, types={"out_outer": "i32", "scales_ptr": "*fp32"}),
     "fused_add_static": _norm(1, added=True, types=SUM | {"scale_ptr": "*fp32"}),

@@ -103,10 +103,22 @@ def norm_rows(
         tl.store(out_ptr + columns, q, mask=inside)
 
 
+@triton.jit
+def norm_dense(x_ptr, residual_ptr, weight_ptr, out_ptr, epsilon, hidden, BLOCK: tl.constexpr):
+    """``norm_rows`` for dense tensors: a launch costs by the parameter."""
+    norm_rows(
+        x_ptr, residual_ptr, weight_ptr, out_ptr, None, None, None, epsilon, hidden, None, None,
+        hidden, None, hidden, None, hidden, None, None, None, BLOCK, 0, 0.0, 0.0, 0, 0, False, False,
+    )  # fmt: skip
+
+
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
     """Return the RMS norm of each row; shapes, dtypes and roundings as in ``ir.ops.rms_norm``."""
     out = torch.empty_like(x)
-    _launch(("out_ptr",), x, None, weight, out, None, epsilon, variance_size)
+    if variance_size is None and x.is_contiguous():
+        _launch_dense(("out_ptr",), x, None, weight, out, epsilon)
+    else:
+        _launch(("out_ptr",), x, None, weight, out, None, epsilon, variance_size)
     return out
 
 
@@ -114,7 +126,10 @@ def fused_add_rms_norm(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Write the sum to ``x_residual`` and its norm to ``x``, and return ``x`` and ``x_residual``."""
-    _launch(("x_ptr", "residual_ptr"), x, x_residual, weight, None, None, epsilon, variance_size)
+    if variance_size is None and x.is_contiguous() and x_residual.is_contiguous():
+        _launch_dense(("x_ptr", "residual_ptr"), x, x_residual, weight, None, epsilon)
+    else:
+        _launch(("x_ptr", "residual_ptr"), x, x_residual, weight, None, None, epsilon, variance_size)
     return x, x_residual
 
 
@@ -177,6 +192,22 @@ def _bytes_like(x: Tensor, dtype: torch.dtype) -> Tensor:
 def scales_like(x: Tensor) -> Tensor:
     """Return memory for a float32 scale of each row."""
     return torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+
+
+def _launch_dense(
+    writes: tuple[str, ...],
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    out: Tensor | None,
+    epsilon: float,
+) -> None:
+    hidden, count = x.shape[-1], x.numel()
+    if count:
+        block = triton.next_power_of_2(hidden)
+        warps = warps_for(block, target_of(x.get_device()).warp_size)
+        args = (x, residual, weight, out, epsilon, hidden)
+        launch(norm_dense, (count // hidden,), writes, args, warps, BLOCK=block)
 
 
 def _launch(

@@ -23,8 +23,18 @@ _ON_CPU = interpreted()
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool | str:
     """Return whether the kernel takes the arguments, or why not."""
-    if _is_usual(x) and variance_size is None and (weight is None or _fits(x, weight)):
-        return True
+    if x.is_cuda is not _ON_CPU and x.dtype in DTYPES and x.dim() and x.is_contiguous() and variance_size is None:
+        if weight is None:
+            if x.shape[-1] <= MAX_HIDDEN:
+                return True
+        elif (
+            weight.dtype in DTYPES
+            and weight.dim() == 1
+            and x.shape[-1] == weight.numel() <= MAX_HIDDEN
+            and weight.is_contiguous()
+            and weight.get_device() == x.get_device()
+        ):
+            return True
     return _tensor("x", x) or _norm(x, weight, variance_size) or _rows(x) or True
 
 

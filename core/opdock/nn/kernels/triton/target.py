@@ -1,11 +1,11 @@
 """What a kernel needs to know of the device that it is compiled for."""
 
-# mypy: disable-error-code="import-not-found"
+# mypy: disable-error-code="import-not-found,untyped-decorator"
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,8 +13,7 @@ import triton
 from opdock.nn.kernels.triton import interpreted
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A device.
 
     Attributes:
@@ -26,9 +25,14 @@ class Target:
     converts_e4m3fn: bool
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # Dynamo cannot ask a driver
 def target_of(index: int) -> Target:
     """Return the facts of the GPU of that index; of the interpreter below 0, and where there is no driver."""
+    return _target_of(index)
+
+
+@functools.cache
+def _target_of(index: int) -> Target:
     if index < 0 or interpreted() or not torch.cuda.is_available():
         return Target(warp_size=32, converts_e4m3fn=False)
     with torch.cuda.device(index):
