@@ -122,12 +122,12 @@ class CudaPlatform(Platform):
 
     @classmethod
     def import_ir_kernels(cls) -> None:
-        """Register the providers named ``cuda``."""
-        from opdock_cuda import providers  # noqa: F401
+        """Register the providers named ``cuda``, and those named ``triton``."""
+        from opdock_cuda import providers, triton_providers  # noqa: F401
 
     @classmethod
     def get_default_ir_op_priority(cls, config: OpdockConfig) -> IrOpPriorityConfig:
-        """Return the kernels first, but for what Inductor does as well."""
+        """Return CUDA, Triton, native, in this order, but for what Inductor does as well."""
         from opdock_cuda.priorities import default_priority
 
         return default_priority(inductor=config.compilation_config.uses_inductor)

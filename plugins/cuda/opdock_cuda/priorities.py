@@ -5,7 +5,7 @@ from __future__ import annotations
 from opdock import IrOpPriorityConfig
 from opdock.config import NATIVE
 
-CUDA = "cuda"
+CUDA, TRITON = "cuda", "triton"
 
 PROVIDED = (
     "rms_norm",
@@ -22,7 +22,7 @@ PROVIDED = (
     "dynamic_per_token_scaled_fp8_quant",
     "rotary_embedding",
 )
-"""The IR ops that have a provider ``cuda``."""
+"""The IR ops that have a provider ``cuda``, and one ``triton``."""
 
 LEFT_TO_INDUCTOR = {
     "silu_and_mul": "elementwise: one kernel either way, and Inductor can put its neighbours into it",
@@ -38,10 +38,10 @@ would copy (rotary_embedding): there the kernels come first in compiled code as 
 
 
 def default_priority(*, inductor: bool) -> IrOpPriorityConfig:
-    """Return the priority of every op: the kernels, then native.
+    """Return the priority of every op: CUDA, then Triton where CUDA's kernels are not built or decline, then native.
 
     Args:
         inductor: whether Inductor compiles what is left native.
     """
-    kernels_first = {op: [CUDA, NATIVE] for op in PROVIDED if not (inductor and op in LEFT_TO_INDUCTOR)}
+    kernels_first = {op: [CUDA, TRITON, NATIVE] for op in PROVIDED if not (inductor and op in LEFT_TO_INDUCTOR)}
     return IrOpPriorityConfig.with_default([NATIVE], **kernels_first)

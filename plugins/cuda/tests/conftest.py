@@ -46,8 +46,9 @@ def registered() -> Iterator[None]:
 
 
 def _forget_providers() -> None:
-    sys.modules.pop("opdock_cuda.providers", None)
-    opdock_cuda.__dict__.pop("providers", None)
+    for name in ("providers", "triton_providers"):
+        sys.modules.pop(f"opdock_cuda.{name}", None)
+        opdock_cuda.__dict__.pop(name, None)
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from opdock_cuda.priorities import LEFT_TO_INDUCTOR, PROVIDED, default_priority
 pytestmark = pytest.mark.usefixtures("registered")
 
 
-def test_every_op_in_the_table_has_the_provider_and_no_other_has() -> None:
-    assert sorted(PROVIDED) == sorted(name for name, op in ir.registry.items() if "cuda" in op.impls)
+def test_every_op_in_the_table_has_both_providers_and_no_other_has() -> None:
+    for provider in ("cuda", "triton"):
+        assert sorted(PROVIDED) == sorted(name for name, op in ir.registry.items() if provider in op.impls)
 
 
 def test_those_that_write_their_activations_say_so() -> None:
@@ -40,21 +41,21 @@ def test_where_the_kernels_are_not_the_provider_says_why(op: str) -> None:
 
 def test_kernels_come_first_in_eager_code_for_every_op_that_has_one() -> None:
     made = CudaPlatform.get_default_ir_op_priority(OpdockConfig())
-    assert all(made[op] == ["cuda", "native"] for op in PROVIDED)
+    assert all(made[op] == ["cuda", "triton", "native"] for op in PROVIDED)
     assert made["all_reduce"] == ["native"]
 
 
 def test_what_inductor_does_as_well_is_left_to_it_and_has_a_reason() -> None:
     made = default_priority(inductor=True)
     assert {op for op in PROVIDED if made[op] == ["native"]} == set(LEFT_TO_INDUCTOR)
-    assert made["rms_norm"] == made["fused_add_rms_norm"] == made["rotary_embedding"] == ["cuda", "native"]
+    assert made["rms_norm"] == made["fused_add_rms_norm"] == made["rotary_embedding"] == ["cuda", "triton", "native"]
     assert set(LEFT_TO_INDUCTOR) < set(PROVIDED)
     assert all(LEFT_TO_INDUCTOR.values())
 
 
 def test_compiled_without_inductor_the_kernels_come_first_throughout() -> None:
     config = OpdockConfig.from_text('{"mode": 3, "backend": "opdock_eager"}')
-    assert CudaPlatform.get_default_ir_op_priority(config)["silu_and_mul"] == ["cuda", "native"]
+    assert CudaPlatform.get_default_ir_op_priority(config)["silu_and_mul"] == ["cuda", "triton", "native"]
 
 
 @pytest.mark.skipif(not library.load(), reason=f"needs the kernels: {library.why_not()}")
