@@ -54,7 +54,9 @@ class Inputs:
         return made.x
 
     def weight(self) -> Tensor:
-        made = place(torch.randn(1, self.x.shape[-1], device=DEVICE).to(self.dtype), "dense")
+        # A weight may lie at an odd offset too, alone or with x.
+        layout = "odd offset" if self.layout in ("odd offset", "padded") else "dense"
+        made = place(torch.randn(1, self.x.shape[-1], device=DEVICE).to(self.dtype), layout)
         self.placed.append(made)
         return made.x[0]
 
@@ -179,3 +181,32 @@ def test_a_kernel_is_what_the_formula_says(kernel: Callable[[Inputs], Checks], d
             for check in kernel(t):
                 check.check(what)
             t.check_guards(what)
+
+
+@pytest.mark.parametrize("hidden", [64, 769, 4096])
+@pytest.mark.parametrize("factor", [300.0, 30000.0])
+def test_squares_and_sums_beyond_float16_are_no_infinities(factor: float, hidden: int) -> None:
+    torch.manual_seed(0)
+    x = (torch.rand(7, hidden, device=DEVICE) + 1).mul(factor).half()
+    near = exact.norm_tolerance(x.dtype, None)
+    Near("y", ops.rms_norm(x, None, exact.EPSILON), exact.rms_norm(x, None), *near).check(f"{factor} x {hidden}")
+    y, total = ops.fused_add_rms_norm_(x.clone(), x.clone(), None, exact.EPSILON)
+    Near("y", y, exact.rms_norm(2 * x.double(), None), *near).check(f"the sum, {factor} x {hidden}")
+    assert total.equal(x + x)  # the residual itself is rounded to float16, and may be infinite
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0, 64), (0, 3, 64), (2, 3, 0)])
+@pytest.mark.parametrize("kernel", ["rms_norm", "silu_and_mul", "gelu_and_mul", "static_fp8", "token_fp8"])
+def test_no_rows_launch_nothing_and_give_no_rows(kernel: str, shape: tuple[int, ...]) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
+    if kernel == "token_fp8" and shape[-1] == 0:
+        with pytest.raises(ops.ArgumentError, match="rows without elements"):
+            ops.token_fp8(x)
+        return
+    got = getattr(ops, kernel)(x, *([torch.ones(1, device=DEVICE)] if kernel == "static_fp8" else []))
+    first = got[0] if isinstance(got, tuple) else got
+    width = shape[-1] // 2 if "and_mul" in kernel else shape[-1]
+    assert first.shape == (*shape[:-1], width) and first.is_contiguous()
+    if isinstance(got, tuple):
+        assert got[1].shape == (*shape[:-1], 1)
+    torch.ones(1, device=DEVICE).item()  # no error is left for a later call
