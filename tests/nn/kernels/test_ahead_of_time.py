@@ -63,6 +63,12 @@ BUILDS = {
     "fused_add_static": _norm(1, added=True, types=SUM | {"scale_ptr": "*fp32"}),
     "fused_add_token": _norm(2, added=True, types=SUM | {"scale_ptr": "*fp32", "scales_ptr": "*fp32"}),
     **{
+        f"gate_dense_{act}": Build(
+            "gated", "gate_dense", GATE | {"out_ptr": "*bf16"}, {"BLOCK": 1024, "ACT": act}, 2048
+        )
+        for act in (0, 1, 2)
+    },
+    **{
         f"gate_{act}": Build(
             "gated", "gate_rows", GATE | {"out_ptr": "*bf16"}, {"BLOCK": 1024, "ACT": act, "QUANT": 0}, 2048
         )
@@ -112,8 +118,11 @@ BUILDS = {
 }
 
 
-def _compile(build: Build, target: tuple[str, int | str, int]) -> Any:
-    """Compile for aligned pointers and sizes that divide by 16, as models have them."""
+def _compile(build: Build, target: tuple[str, int | str, int], ones: tuple[str, ...] = ()) -> Any:
+    """Compile for aligned pointers and sizes that divide by 16, as models have them; ``ones`` are 1.
+
+    Triton makes a constant of a size that is 1.
+    """
     import importlib
 
     import triton
@@ -132,9 +141,12 @@ def _compile(build: Build, target: tuple[str, int | str, int]) -> Any:
         constants |= fp8.NO_FP8
     constants |= {n: None for n in kernel.arg_names if n not in types and n not in constants}
     aligned = {
-        (i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if types.get(n, "fp32") != "fp32"
+        (i,): [["tt.divisibility", 16]]
+        for i, n in enumerate(kernel.arg_names)
+        if types.get(n, "fp32") != "fp32" and n not in ones
     }
-    signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
+    constants |= {n: 1 for n in ones if n in kernel.arg_names}
+    signature = {n: "constexpr" if n in ones else types.get(n, "constexpr") for n in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": warps_for(build.elements, target[2])}
     return triton.compile(source, target=GPUTarget(*target), options=options)
@@ -160,3 +172,10 @@ def test_kernels_build_with_wide_loads_and_no_spills(name: str, target: tuple[st
 def test_gpus_that_convert_to_fp8_use_their_instruction(name: str) -> None:
     assert "cvt.rn.satfinite.e4m3x2.f32" in _compile(BUILDS[name], ("cuda", 90, 32)).asm["ptx"]
     assert "e4m3x2" not in _compile(BUILDS[name], ("cuda", 80, 32)).asm["ptx"]
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_sizes_of_one_build_too(name: str) -> None:
+    build = BUILDS[name]
+    sizes = tuple(n for n, kind in build.types.items() if kind == "i32")
+    assert "ret;" in _compile(build, ("cuda", 90, 32), sizes).asm["ptx"]

@@ -81,6 +81,15 @@ def gate_rows(
         tl.store(out_ptr + columns, q, mask=inside)
 
 
+@triton.jit
+def gate_dense(x_ptr, out_ptr, half, BLOCK: tl.constexpr, ACT: tl.constexpr):
+    """``gate_rows`` for dense tensors: a launch costs by the parameter."""
+    gate_rows(
+        x_ptr, out_ptr, None, None, half, None, 2 * half, None, half, None,
+        BLOCK, ACT, 0, 0.0, 0.0, 0, 0, False, False,
+    )  # fmt: skip
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """Return SiLU of the first half of each row times the second; roundings as in ``ir.ops.silu_and_mul``."""
     return _plain(x, _SILU)
@@ -105,10 +114,18 @@ def silu_and_mul_dynamic_per_token_fp8_quant(
 
 
 def _plain(x: Tensor, act: int) -> Tensor:
-    gate = x[..., : x.shape[-1] // 2] if not x.is_contiguous() else None
-    shape = (*x.shape[:-1], x.shape[-1] // 2)
-    out = torch.empty(shape, dtype=x.dtype, device=x.device) if gate is None else torch.empty_like(gate)
-    _launch(("out_ptr",), x, out, None, None, act, _NONE, fp8.NO_FP8)
+    half = x.shape[-1] // 2
+    if not x.is_contiguous():
+        out = torch.empty_like(x[..., :half])
+        _launch(("out_ptr",), x, out, None, None, act, _NONE, fp8.NO_FP8)
+        return out
+    out = torch.empty((*x.shape[:-1], half), dtype=x.dtype, device=x.device)
+    count = out.numel()
+    if count:
+        block = min(triton.next_power_of_2(half), _COLUMNS)
+        warps = warps_for(2 * block, target_of(x.get_device()).warp_size)
+        grid = (count // half, triton.cdiv(half, block))
+        launch(gate_dense, grid, ("out_ptr",), (x, out, half), warps, BLOCK=block, ACT=act)
     return out
 
 
