@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from opdock import context, journal
 from opdock.errors import PlatformError
 from opdock_cuda.platform import CudaPlatform
 from opdock_cuda.probe import probe
+
+sys.path.append(str(Path(__file__).parent / "helpers"))  # pytest's importlib mode puts no folder there
 
 
 @pytest.fixture

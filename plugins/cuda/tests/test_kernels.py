@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 
+import cuda_exact as exact
+import cuda_placing as placing
 import pytest
 import torch
+from cuda_exact import Near
+from cuda_placing import place
 from torch import Tensor
 
 from opdock_cuda import ops
-
-
-def _load(name: str) -> ModuleType:
-    """Load a helper that lies beside the tests; pytest's importlib mode puts no folder on the path."""
-    spec = importlib.util.spec_from_file_location(f"opdock_cuda_tests_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-placing, exact = _load("placing"), _load("exact")
-place, Near = placing.place, exact.Near
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
 DEVICE = "cuda"
