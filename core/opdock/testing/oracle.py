@@ -51,6 +51,9 @@ def compare(
         case: the input in words.
     """
     truth = exact(op, args)
+    if truth is not None:  # what no number of the results' dtype reaches is an infinity in both
+        rounded = [t.to(n.dtype).double() for t, n in zip(truth, native, strict=True)]
+        truth = tuple(torch.where(r.isinf(), r, t) for r, t in zip(rounded, truth, strict=True))
     for number, (mine, theirs) in enumerate(zip(got, native, strict=True)):
         tolerance = op.get_tolerance(theirs.dtype, provider)
         a, b = mine.detach().cpu().double(), theirs.double()

@@ -30,6 +30,13 @@ void reshape_and_cache_(const Tensor& key, const Tensor& value, Tensor key_cache
   const ScalarType type = key.scalar_type();
   STD_TORCH_CHECK(value.scalar_type() == type && key_cache.scalar_type() == type && value_cache.scalar_type() == type,
                   "keys, values and caches differ in dtype");
+  STD_TORCH_CHECK(key.element_size() <= 4, "keys of 8 bytes have no kernel");
+  STD_TORCH_CHECK(value.size(0) == key.size(0) && value_cache.size(0) == key_cache.size(0) &&
+                      value_cache.size(1) == key_cache.size(1),
+                  "keys and values, and their caches, must have the same sizes");
+  STD_TORCH_CHECK(slots.dim() == 1 && (slots.stride(0) == 1 || slots.size(0) <= 1) &&
+                      (slots.scalar_type() == ScalarType::Long || slots.scalar_type() == ScalarType::Int),
+                  "slot_mapping must be dense, of int32 or int64");
   const int64_t tokens = std::min(slots.size(0), key.size(0)), width = key.size(1) * key.size(2);
   auto rows_dense = [&](const Tensor& t, int64_t first) {
     return t.stride(first + 1) == 1 && t.stride(first) == t.size(first + 1);

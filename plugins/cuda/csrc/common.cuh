@@ -9,13 +9,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#ifndef OPDOCK_STORE
-#define OPDOCK_STORE(to, v) (*(to) = (v))
-#endif
-#ifndef OPDOCK_LOAD
-#define OPDOCK_LOAD __ldcg
-#endif
-
 namespace opdock {
 
 // torch's CUDAExtension switches the implicit conversions off: these are explicit.
@@ -70,7 +63,7 @@ template <typename T> __device__ __forceinline__ Vec<T> zeros() {
 // What is read once need not stay in the cache; what every row reads, such as a weight, should.
 template <typename T> __device__ __forceinline__ Vec<T> load_once(const T* from) {
   Vec<T> v;
-  *reinterpret_cast<uint4*>(&v) = OPDOCK_LOAD(reinterpret_cast<const uint4*>(from));
+  *reinterpret_cast<uint4*>(&v) = __ldcg(reinterpret_cast<const uint4*>(from));
   return v;
 }
 
@@ -81,7 +74,7 @@ template <typename T> __device__ __forceinline__ Vec<T> load_often(const T* from
 }
 
 template <typename T> __device__ __forceinline__ void store(T* to, const Vec<T>& v) {
-  OPDOCK_STORE(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&v));
+  __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&v));
 }
 
 __device__ __forceinline__ __nv_fp8x2_storage_t fp8_pair(float2 v) {

@@ -18,10 +18,6 @@ namespace opdock {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-#ifdef OPDOCK_TUNING  // for measuring: how many vectors a thread has; 0 is the default
-extern int tuned_items;
-#endif
-
 inline cudaStream_t stream_of(const Tensor& x) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
@@ -39,9 +35,6 @@ inline int multiprocessors(int device) {
 // how many rows there are: a row's bits are the same in every batch.
 // `joined`: something is reduced; `twice`: two things are; `add`: there are two inputs and two results.
 inline int items_of(int64_t rows, int vectors, int device, bool joined, bool twice, bool add) {
-#ifdef OPDOCK_TUNING
-  if (tuned_items && vectors <= tuned_items * max_block(tuned_items)) return tuned_items;
-#endif
   if (vectors > 2048) return 8;
   if (vectors > 1024) return 4;
   if (!joined) return rows >= 8 * multiprocessors(device) ? 2 : 1;
@@ -68,17 +61,17 @@ void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
     const int all = ((count + items - 1) / items + 31) / 32 * 32;
     const int block = kPieces<NORM, OUT> ? std::min(all, 128) : all;
     const int pieces = kPieces<NORM, OUT> ? (count + block * items - 1) / (block * items) : 1;
-    const unsigned grid = rows * pieces;
+    const dim3 grid(rows, pieces);
     const Given<IN, NORM, OUT, false> given(args);
     if (items == 1) {
-      row_kernel<T, O, 1, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, pieces);
+      row_kernel<T, O, 1, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, 0);
     } else if (items == 2) {
-      row_kernel<T, O, 2, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, pieces);
+      row_kernel<T, O, 2, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, 0);
     } else if constexpr (!kPieces<NORM, OUT>) {
       if (items == 4) {
-        row_kernel<T, O, 4, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, pieces);
+        row_kernel<T, O, 4, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, 0);
       } else {
-        row_kernel<T, O, 8, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, pieces);
+        row_kernel<T, O, 8, IN, NORM, OUT, false><<<grid, block, 0, stream>>>(given, 0);
       }
     }
   } else {
@@ -94,6 +87,7 @@ void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
 inline Rows rows_of(const Tensor& t, const char* name) {
   const int64_t last = t.dim() - 1;
   STD_TORCH_CHECK(last >= 0, name, " must have a dimension");
+  if (t.numel() == 0) return Rows{1, 0, 0};
   STD_TORCH_CHECK(t.stride(last) == 1 || t.size(last) <= 1, name, " must be dense in its last dimension");
   Rows rows{1, 0, 0};
   int64_t size = 1, stride = 0;  // of the outer one, so far
@@ -155,6 +149,9 @@ void rows_op(const Tensor& x, const Tensor* residual, const Tensor* sum, const T
              const Tensor* scales, const Tensor* scale, const Tensor* scale_ub, double epsilon) {
   Args args{};
   const int64_t rows = row_count(x);
+  for (const Tensor* other : {residual, sum, weight, &y, scales, scale, scale_ub}) {
+    STD_TORCH_CHECK(other == nullptr || other->get_device_index() == x.get_device_index(), "tensors on several devices");
+  }
   STD_TORCH_CHECK(rows < (int64_t(1) << 31) / 64, "more rows than a launch has");
   args.rows = (int)rows;
   const int64_t width = x.size(x.dim() - 1);

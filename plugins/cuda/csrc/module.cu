@@ -4,13 +4,6 @@
 
 STABLE_TORCH_LIBRARY(opdock_cuda, m) {}
 
-#ifdef OPDOCK_TUNING
-namespace opdock {
-int tuned_items = 0;
-}
-extern "C" __attribute__((visibility("default"))) void opdock_tune(int items) { opdock::tuned_items = items; }
-#endif
-
 PyMODINIT_FUNC PyInit__C(void) {
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

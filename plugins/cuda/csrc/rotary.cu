@@ -102,6 +102,7 @@ __global__ void any_rotary_kernel(const void* positions, const bool wide_positio
 }
 
 Heads heads_of(const Tensor& t, int64_t head_size, const char* name) {
+  STD_TORCH_CHECK(head_size > 0, "head_size must be positive");
   const bool three = t.dim() == 3;
   STD_TORCH_CHECK((three && t.size(2) == head_size) || (t.dim() == 2 && t.size(1) % head_size == 0), name,
                   " is not rows of whole heads");
@@ -123,12 +124,7 @@ void launch(const Tensor& positions, const Tensor& query, const Tensor& key, con
   const bool wide = positions.element_size() == 8;
   const unsigned tokens = (unsigned)positions.size(0);
   const C* angles = (const C*)cache.data_ptr();
-#ifdef OPDOCK_TUNING
-  const int rounds = tuned_items ? tuned_items : 2, step
-#else
-  const int rounds = total >= 4 ? 2 : 1, step
-#endif
-      = (total + rounds - 1) / rounds;
+  const int rounds = total >= 4 ? 2 : 1, step = (total + rounds - 1) / rounds;
   const dim3 block(std::max(1, half / N), step);
   const bool fit = half % N == 0 && step * (half / N) <= 1024 && vectors_fit(query, q, 16) && vectors_fit(key, k, 16) &&
                    aligned(cache, N * sizeof(C)) && cache.stride(0) % N == 0;
@@ -136,9 +132,7 @@ void launch(const Tensor& positions, const Tensor& query, const Tensor& key, con
     rotary_kernel<T, C, NEOX, decltype(count)::value><<<tokens, block, 0, stream>>>(
         positions.data_ptr(), wide, q, k, angles, cache.stride(0), cache.size(0), half);
   };
-  if (fit && rounds == 4) {
-    go(std::integral_constant<int, 4>{});
-  } else if (fit && rounds == 2) {
+  if (fit && rounds == 2) {
     go(std::integral_constant<int, 2>{});
   } else if (fit) {
     go(std::integral_constant<int, 1>{});
@@ -155,11 +149,14 @@ void rotary_embedding_(const Tensor& positions, Tensor query, Tensor key, int64_
   const ScalarType type = query.scalar_type();
   STD_TORCH_CHECK(key.scalar_type() == type, "query and key differ in dtype");
   STD_TORCH_CHECK(positions.dim() == 1 && positions.size(0) == query.size(0) && positions.size(0) == key.size(0) &&
-                      positions.stride(0) == 1,
+                      (positions.stride(0) == 1 || positions.size(0) <= 1),
                   "one position for each row is needed, dense");
+  STD_TORCH_CHECK(positions.scalar_type() == ScalarType::Long || positions.scalar_type() == ScalarType::Int,
+                  "positions must be int32 or int64");
   STD_TORCH_CHECK(cache.dim() == 2 && cache.size(1) % 2 == 0 && cache.size(1) <= head_size && cache.stride(1) == 1,
                   "cos_sin_cache does not fit");
   if (positions.size(0) == 0 || q.count + k.count == 0) return;
+  STD_TORCH_CHECK(cache.size(0) > 0, "cos_sin_cache has no rows");
   const torch::stable::accelerator::DeviceGuard guard(query.get_device_index());
   const cudaStream_t stream = stream_of(query);
   auto with_types = [&](auto zero, auto angle) {

@@ -112,7 +112,7 @@ template <typename T, In IN> __device__ __forceinline__ float activated(float g)
     return 0.5f * g * (1.0f + erff(g * 0.70710678118654752f));
   } else {
     const float u = 2.0f * 0.79788456080286536f * (g + 0.044715f * g * g * g);
-    return kExact ? 0.5f * g * (1.0f + tanhf(0.5f * u)) : g - __fdividef(g, 1.0f + __expf(u));
+    return kExact ? 0.5f * g * (1.0f + tanhf(0.5f * u)) : __fdividef(g, 1.0f + __expf(-u));
   }
 }
 
@@ -139,25 +139,22 @@ __device__ __forceinline__ float token_scale(float largest, const float* bound) 
 // Whether a row can be cut into pieces: nothing is joined over it.
 template <bool NORM, Out OUT> constexpr bool kPieces = !NORM && OUT != Out::Token;
 
-// 16 bytes at once, ITEMS times for each thread. GROUPED: a row has 2^split threads, up to 32, and ITEMS is 1: short rows,
-// also over two dimensions. Else a row has `split` blocks, one where something is joined over it.
+// 16 bytes at once, ITEMS times for each thread. GROUPED: a row has 2^shift threads, up to 32, and ITEMS is 1: short rows,
+// also over two dimensions. Else a row has gridDim.y blocks, one where something is joined over it.
 template <typename T, typename O, int ITEMS, In IN, bool NORM, Out OUT, bool GROUPED>
 __global__ void __launch_bounds__(max_block(ITEMS))
-    row_kernel(const __grid_constant__ Given<IN, NORM, OUT, GROUPED> args, const int split) {
+    row_kernel(const __grid_constant__ Given<IN, NORM, OUT, GROUPED> args, const int shift) {
   constexpr bool kTwo = IN != In::Plain;
   constexpr int VEC = 16 / sizeof(T), PAIRS = VEC / 2;
   using P = Pair<T>;
   __shared__ float shared[2][32];
-  const int width = GROUPED ? 1 << split : blockDim.x;
+  const int width = GROUPED ? 1 << shift : blockDim.x;
   const int lane = GROUPED ? threadIdx.x & (width - 1) : threadIdx.x;
   int row = blockIdx.x, start = lane;
   if constexpr (GROUPED) {
-    row = (int)(((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> split);
+    row = (int)(((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> shift);
   } else if constexpr (kPieces<NORM, OUT>) {
-    if (split > 1) {
-      row = blockIdx.x / (unsigned)split;
-      start += (blockIdx.x - row * split) * ITEMS * width;
-    }
+    start += blockIdx.y * ITEMS * width;
   }
   const bool valid = !GROUPED || row < args.rows;
   bool weighted = false;

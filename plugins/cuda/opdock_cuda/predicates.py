@@ -202,7 +202,7 @@ def rotary_embedding(
         return _other_dtype("query", dtype)
     if positions.dtype not in _POSITIONS:
         return f"positions of {positions.dtype}, and the kernel reads int64 and int32"
-    if positions.stride() != _DENSE:
+    if positions.stride() != _DENSE and (positions.ndim != 1 or positions.numel() > 1):
         return "positions are not dense in one dimension"
     tokens = positions.shape[0]
     cache_dtype = cos_sin_cache.dtype

@@ -2,6 +2,7 @@
 
 # ruff: noqa: FBT001, FBT002 - providers have the parameters of the ops
 
+# mypy: disable-error-code="untyped-decorator, no-any-return"
 from __future__ import annotations
 
 import functools
