@@ -80,7 +80,7 @@ def _run(argv: list[str]) -> int:
         args = parser.parse_args(words)
         args.dotted = dotted
         if dotted and not hasattr(args, "ir_op_priority"):
-            parser.error(f"{options.PRIORITY}.OP is an option of explain and generate")
+            parser.error(f"{options.PRIORITY}.OP is an option of explain, generate and trace")
     except SystemExit as stop:  # argparse has told what is wrong, or has shown the help
         return int(stop.code or 0)
     if args.version:

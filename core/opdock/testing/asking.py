@@ -29,7 +29,12 @@ def ask(settings: Settings, target: Target) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="opdock-kit-") as empty:
         environ = {**settings.environ, "VLLM_PLUGINS": target.candidate.name}
         arguments = [target.candidate.name, target.distribution]
-        return run_python(START, arguments, timeout=settings.timeout, environ=environ, folder=empty)
+        told = run_python(START, arguments, timeout=settings.timeout, environ=environ, folder=empty)
+    if told.answer is not None:
+        return told.answer
+    if told.how == "timeout":
+        return {"status": "timeout", "error": f"no answer within {settings.timeout:g} s", "trace": told.output}
+    return {"status": "exited", "error": f"the process ended with {told.how}", "trace": told.output}
 
 
 def _state() -> dict[str, Any]:

@@ -6,19 +6,12 @@ A child is no sandbox: what a package does to files or services is done.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from opdock.discovery.entry_points import PLATFORM_GROUP
 from opdock.testing.contract.checking import Result
@@ -26,28 +19,11 @@ from opdock.testing.contract.files import UnderPrefix
 from opdock.testing.contract.findings import Finding, finding, in_order
 from opdock.testing.contract.metadata import entries_of
 from opdock.testing.contract.subject import Subject
+from opdock.testing.process import Told, run_python
 
-_MOST_ANSWER, _MOST_OUTPUT = 1 << 20, 1 << 13
 _MOST_UNPACKED = 4 << 30  # bytes of a wheel
 # Not `-m`: that puts the current folder on the path, before the first import of the child.
 _START = "import sys; sys.path[:] = sys.argv[5:]; from opdock.testing.contract import child; child.main(*sys.argv[1:5])"
-
-
-@dataclass(frozen=True)
-class Told:
-    """What one child did.
-
-    Args:
-        answer: its own report; None if it ended without one.
-        how: how it ended: in words.
-        output: the end of what it printed, escaped by whoever shows it.
-        seconds: how long it took.
-    """
-
-    answer: dict[str, Any] | None
-    how: str
-    output: str
-    seconds: float
 
 
 def with_run(result: Result, subject: Subject, *, timeout: float) -> Result:
@@ -134,56 +110,6 @@ def _importable(subject: Subject) -> Iterator[str | None]:
 
 def ask(task: str, value: str, path: str | None, *, timeout: float) -> Told:
     """Run one task on an entry point in a new interpreter and return what it did within ``timeout`` seconds."""
-    read, write = os.pipe()  # a plugin's own output is not trusted to carry the answer
-    out, into = os.pipe()
-    folders = [*([path] if path else []), *map(str, sys.path)]
-    start = time.monotonic()
-    process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-c", _START, str(write), task, value, path or "", *folders],
-        stdin=subprocess.DEVNULL,
-        stdout=into,
-        stderr=into,
-        pass_fds=(write,),
-        start_new_session=True,
-    )
-    os.close(write)
-    os.close(into)
-    answer, printed = bytearray(), bytearray()
-    readers = [
-        threading.Thread(target=_drain, args=(read, answer, _MOST_ANSWER), daemon=True),
-        threading.Thread(target=_drain, args=(out, printed, _MOST_OUTPUT), daemon=True),
-    ]
-    for reader in readers:
-        reader.start()
-    while process.poll() is None and time.monotonic() - start < timeout and not answer.endswith(b"\n"):
-        readers[0].join(0.02)
-    late = process.poll() is None and not answer.endswith(b"\n")
-    readers[0].join(0.2)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(0.0 if late else 1.0)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    readers[1].join(0.5)  # a process that left the session may hold the pipe longer
-    code = process.returncode
-    how = "timeout" if late else f"signal {-code}" if code < 0 else f"exit code {code}"
-    output = bytes(printed).decode("utf-8", "backslashreplace")
-    return Told(_parse(bytes(answer)), how, output, time.monotonic() - start)
-
-
-def _drain(descriptor: int, into: bytearray, most: int) -> None:
-    """Read to the end, keeping the last ``most`` bytes, and close."""
-    try:
-        while chunk := os.read(descriptor, 1 << 16):
-            into += chunk
-            del into[:-most]
-    finally:
-        os.close(descriptor)
-
-
-def _parse(answer: bytes) -> dict[str, Any] | None:
-    try:
-        told = json.loads(answer.decode().strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return None
-    return told if isinstance(told, dict) and "task" in told else None
+    folders = [*([path] if path else []), *sys.path]
+    told = run_python(_START, [task, value, path or ""], timeout=timeout, path=folders)
+    return told if told.answer is None or "task" in told.answer else replace(told, answer=None)
