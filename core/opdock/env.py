@@ -32,6 +32,9 @@ OPDOCK_PROBE_TIMEOUT = "OPDOCK_PROBE_TIMEOUT"
 VLLM_BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 """``1``: only providers that declare ``batch_invariant`` are chosen. Default ``0``."""
 
+TRITON_INTERPRET = "TRITON_INTERPRET"
+"""Triton's own: ``1`` runs its kernels in an interpreter, on CPU tensors. Set before Triton is imported."""
+
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
@@ -86,6 +89,11 @@ def torchdynamo_disabled() -> bool:
 def batch_invariant() -> bool:
     """Return whether ``VLLM_BATCH_INVARIANT`` is on, as it stands now."""
     return flag(VLLM_BATCH_INVARIANT)
+
+
+def triton_interpreted() -> bool:
+    """Return whether Triton reads ``TRITON_INTERPRET`` as on: its own rule, which raises for nothing."""
+    return os.environ.get(TRITON_INTERPRET, "0").lower() in ("1", "true", "on", "yes", "y")
 
 
 def strict() -> bool:

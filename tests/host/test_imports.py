@@ -80,12 +80,13 @@ def test_public_names_are_these() -> None:
 
 
 def test_environment_is_read_in_one_file() -> None:
-    """Only env.py reads the environment of opdock."""
+    """Only env.py reads the environment of opdock; the kit hands it to children, and looks who changes it."""
     readers = []
     for path in CORE.rglob("*.py"):
         tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         reads = [n for n in tree if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
-        readers += [f"{path.relative_to(CORE)}:{n.lineno}" for n in reads if path.name != "env.py"]
+        own = path.name == "env.py" or path.is_relative_to(CORE / "testing")
+        readers += [] if own else [f"{path.relative_to(CORE)}:{n.lineno}" for n in reads]
     assert readers == []
 
 

@@ -40,8 +40,10 @@ def test_a_plugin_written_from_the_page_does_what_the_page_says(env: Any, tmp_pa
                 variable, _, value = command.removeprefix("export ").partition("=")
                 environ[variable] = value
                 continue
+            # The environment is a copy: the script that is its pip belongs to another one.
+            run = re.sub(r"^pip ", "python -m pip ", command)
             done = subprocess.run(
-                command, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
+                run, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
             )
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             wanted = expected if expected.strip() else "..."

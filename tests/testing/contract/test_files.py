@@ -117,8 +117,10 @@ def test_a_name_with_a_control_character_is_no_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-package-here", "", "../x", "a\0b", "x" * 5000, "opdock_w.p:P"])
-def test_what_is_nothing_is_told(name: str) -> None:
+def test_what_is_nothing_is_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the names that are known."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
     with pytest.raises(UnknownNameError, match="Remedy"):
         subject.find(name)
 

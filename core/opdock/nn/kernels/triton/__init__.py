@@ -6,9 +6,10 @@ Importing this imports no Triton: ``why_not()`` says whether it is usable, and t
 from __future__ import annotations
 
 import functools
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from opdock import env
 
 if TYPE_CHECKING:
     from opdock.nn.kernels.triton.gated import (
@@ -69,7 +70,7 @@ def why_not() -> str:
 
 def interpreted() -> bool:
     """Return whether Triton's interpreter runs the kernels, on CPU tensors: ``TRITON_INTERPRET=1``."""
-    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+    return env.triton_interpreted()
 
 
 def __getattr__(name: str) -> Any:
