@@ -77,14 +77,14 @@ class Kit:
             raise CannotRun(self._absent)
         return self.device_type
 
-    def provider(self, subject: str) -> IrOpImpl:
-        """Return the provider that a subject ``op/provider`` names; CannotRun if it cannot run in this process."""
+    def provider(self, subject: str, *, to_run: bool = True) -> IrOpImpl:
+        """Return the provider that a subject ``op/provider`` names; CannotRun if it is to run and cannot here."""
         from opdock import ir
 
         op, _, name = subject.partition("/")
         impl = ir.registry[op].impls.get(name)
         if impl is None:
             raise Fault(f"Provider {name} of op {op} is gone: it was registered when the platform was activated.")
-        if impl.reason:
+        if to_run and impl.reason:
             raise CannotRun(f"it says that it is not supported here: {impl.reason}")
         return impl

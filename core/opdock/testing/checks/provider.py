@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @check(
     "provider.predicate",
     kind=PROVIDER,
-    needs=("platform.dispatch_key", "platform.dtypes"),
-    after=("platform.device_works",),
+    needs=("platform.dispatch_key",),
+    after=("platform.dtypes", "platform.device_works"),
 )
 def predicate(kit: Kit, subject: str) -> str:
     """supports_args decides by metadata alone: on fake tensors as on real ones; and takes some of the inputs."""
-    impl = kit.provider(subject)
+    impl = kit.provider(subject, to_run=kit.has_device)  # a predicate needs neither the device nor the kernel
     require_inputs(impl)
     try:
         strict.probe_predicate(impl)
