@@ -157,10 +157,11 @@ def _facts(name: str, distribution: str) -> dict[str, Any]:
 
 
 def _printed() -> int:
-    """Return how many bytes went to stdout and stderr, which are files here."""
+    """Return how many bytes went to stdout and stderr, which are a file here, or two."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    return sum(os.fstat(fd).st_size for fd in (1, 2))
+    files = {(stat.st_dev, stat.st_ino): stat.st_size for stat in map(os.fstat, (1, 2))}
+    return sum(files.values())
 
 
 def main(descriptor: str, name: str, distribution: str) -> None:
