@@ -152,7 +152,7 @@ void rows_op(const Tensor& x, const Tensor* residual, const Tensor* sum, const T
   for (const Tensor* other : {residual, sum, weight, &y, scales, scale, scale_ub}) {
     STD_TORCH_CHECK(other == nullptr || other->get_device_index() == x.get_device_index(), "tensors on several devices");
   }
-  STD_TORCH_CHECK(rows < (int64_t(1) << 31) / 64, "more rows than a launch has");
+  STD_TORCH_CHECK(rows < (int64_t(1) << 31), "more rows than a launch has");
   args.rows = (int)rows;
   const int64_t width = x.size(x.dim() - 1);
   args.hidden = (int)(IN == In::Plain || IN == In::Add ? width : width / 2);

@@ -91,6 +91,8 @@ def _use(kit: Kit, device: str) -> str:
 def tensors_have_the_dispatch_key(kit: Kit, subject: str) -> str:
     """A tensor of the device carries the platform's dispatch key: an op registered under it runs."""
     platform, device = kit.require_platform(), kit.require_device()
+    if kit.settings.device:
+        raise CannotRun(f"tensors are made on {device} by request, which is not the platform's device")
     check_dispatch_key(platform.dispatch_key, None)
     keys = torch._C._dispatch_keys(torch.empty(1, device=device))
     key = getattr(torch._C.DispatchKey, platform.dispatch_key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -75,8 +75,3 @@ def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
             key=lambda f: (LEVELS.index(f.level), f.rule, f.file, f.line, f.column, f.message),
         )
     )
-
-
-def softened(found: Finding, level: str) -> Finding:
-    """Return the finding at ``level`` if that is the milder one."""
-    return replace(found, level=max(found.level, level, key=LEVELS.index))
