@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opdock.errors import CheckpointError, UnsupportedError, suggest
+from opdock.nn.models.facts import LatentConfig, MixtureConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 MAX_LAYERS, MAX_POSITION = 10_000, 2**24  # beyond these a configuration is broken, and filling tables would hang
@@ -44,6 +45,8 @@ class ModelConfig:
         bos_token_id: id of the first token, or None.
         eos_token_ids: ids that end a text.
         source: the file that says all this.
+        mixture: of experts, or None.
+        latent: attention, or None; head_dim and rotary_dim are then the rotated part of a head.
     """
 
     architecture: str
@@ -69,6 +72,8 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     source: str = ""
+    mixture: MixtureConfig | None = None
+    latent: LatentConfig | None = None
 
     def __post_init__(self) -> None:
         """Check that the numbers can make a model."""

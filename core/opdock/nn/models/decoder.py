@@ -7,18 +7,15 @@ from torch import nn
 
 from opdock.nn.attention import Attention, KVCache, LayerCache
 from opdock.nn.layers import (
-    GeluAndMul,
     LogitsProcessor,
-    MergedColumnParallelLinear,
     ParallelLMHead,
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
-    SiluAndMul,
     VocabParallelEmbedding,
-    get_rope,
 )
+from opdock.nn.models.blocks import build_attention, build_cache, build_mlp, build_rotary
 from opdock.nn.models.config import ModelConfig
 
 
@@ -65,41 +62,14 @@ class DecoderAttention(nn.Module):
         return out  # type: ignore[no-any-return]
 
 
-class DecoderMLP(nn.Module):
-    """down(act(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelConfig, prefix: str) -> None:
-        """Build the layers."""
-        super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(
-            config.hidden_size,
-            [config.intermediate_size] * 2,
-            bias=config.mlp_bias,
-            prefix=f"{prefix}.gate_up_proj",
-        )
-        self.down_proj = RowParallelLinear(
-            config.intermediate_size, config.hidden_size, bias=config.mlp_bias, prefix=f"{prefix}.down_proj"
-        )
-        if config.hidden_act == "silu":
-            self.act_fn: nn.Module = SiluAndMul()
-        else:
-            self.act_fn = GeluAndMul("tanh" if config.hidden_act == "gelu_pytorch_tanh" else "none")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output, (num_tokens, hidden)."""
-        gate_up, _ = self.gate_up_proj(x)
-        out, _ = self.down_proj(self.act_fn(gate_up))
-        return out  # type: ignore[no-any-return]
-
-
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm that also adds what came before to the residual."""
 
-    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, prefix: str) -> None:
-        """Build the layers."""
+    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, prefix: str, index: int) -> None:
+        """Build the layers of layer ``index``."""
         super().__init__()
-        self.self_attn = DecoderAttention(config, rotary, f"{prefix}.self_attn")
-        self.mlp = DecoderMLP(config, f"{prefix}.mlp")
+        self.self_attn = build_attention(config, rotary, f"{prefix}.self_attn", DecoderAttention)
+        self.mlp = build_mlp(config, index, f"{prefix}.mlp")
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -130,15 +100,9 @@ class DecoderModel(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(
             config.vocab_size, config.hidden_size, prefix=f"{prefix}.embed_tokens"
         )
-        rotary = get_rope(
-            config.head_dim,
-            config.rotary_dim,
-            config.max_position,
-            config.rope_theta,
-            rope_scaling=config.rope_scaling,
-        )
+        rotary = build_rotary(config)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, rotary, f"{prefix}.layers.{i}") for i in range(config.num_layers)
+            DecoderLayer(config, rotary, f"{prefix}.layers.{i}", i) for i in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -197,12 +161,4 @@ class CausalDecoder(nn.Module):
     def new_cache(self, max_len: int, *, batch: int = 1) -> KVCache:
         """Return an empty cache for ``max_len`` positions of ``batch`` sequences."""
         weight = self.model.embed_tokens.weight
-        return KVCache(
-            num_layers=self.config.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
-            max_len=max_len,
-            head_size=self.config.head_dim,
-            batch=batch,
-            dtype=weight.dtype,
-            device=weight.device,
-        )
+        return build_cache(self.config, max_len, batch=batch, dtype=weight.dtype, device=weight.device)
