@@ -28,12 +28,30 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about one GPU: its memory is in bytes, its capability a pair such as (9, 0)."""
+    """What is known about one GPU, or about one MIG device, a part of a GPU that CUDA counts as a device.
+
+    Args:
+        name: marketing name, for example ``NVIDIA H200``; "" for a GPU about which NVML cannot tell.
+        uuid: ``GPU-...`` or ``MIG-...``; "" where it is not known.
+        total_memory: bytes; 0 where NVML does not know it, as on GPUs that share the host's memory.
+        capability: compute capability, such as (9, 0).
+        mig: whether MIG mode is on, so that only parts of the GPU can be used.
+        instances: its MIG devices.
+        place: of a MIG device: ``MIG-<UUID of the GPU>/<GPU instance>/<compute instance>``, its older name; else "".
+    """
 
     name: str
     uuid: str
     total_memory: int
     capability: tuple[int, int]
+    mig: bool = False
+    instances: tuple[Facts, ...] = ()
+    place: str = ""
+
+
+def unknown() -> Facts:
+    """Return a GPU that is counted, and about which NVML cannot tell."""
+    return Facts("", "", 0, (0, 0))
 
 
 @contextlib.contextmanager
@@ -61,27 +79,72 @@ def opened() -> Iterator[Any]:
         raise Failure(str(err), absent=err.value in codes) from err
 
 
-def count_devices() -> int:
-    """Return the number of GPUs in the machine, hidden ones too."""
-    with opened() as nvml:
-        return int(nvml.nvmlDeviceGetCount())
-
-
 def all_facts() -> list[Facts]:
-    """Return the facts about every GPU in the machine, in the order of the PCI bus."""
+    """Return the facts about every GPU in the machine, hidden ones too, in the order of the PCI bus.
+
+    A GPU that does not answer keeps its place, without a name.
+
+    Raises: Failure where none answers.
+    """
+    failures: list[Exception] = []
+
+    def facts_of(nvml: Any, index: int) -> Facts:
+        try:
+            return _facts(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+        except nvml.NVMLError as err:
+            failures.append(err)
+            return unknown()
+
     with opened() as nvml:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        return [_facts(nvml, handle) for handle in handles]
+        found = [facts_of(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        if failures and len(failures) == len(found):
+            raise failures[0]
+        return found
 
 
-def _facts(nvml: Any, handle: Any) -> Facts:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+def _facts(nvml: Any, gpu: Any) -> Facts:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
+    uuid = _text(nvml.nvmlDeviceGetUUID(gpu))
+    mig = _mig_is_on(nvml, gpu)
     return Facts(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        total_memory=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        name=_text(nvml.nvmlDeviceGetName(gpu)),
+        uuid=uuid,
+        total_memory=_memory(nvml, gpu),
         capability=(int(major), int(minor)),
+        mig=mig,
+        instances=tuple(_instances(nvml, gpu, uuid, (int(major), int(minor)))) if mig else (),
     )
+
+
+def _instances(nvml: Any, gpu: Any, uuid: str, capability: tuple[int, int]) -> Iterator[Facts]:
+    for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, i)
+        except nvml.NVMLError:  # no part has this number
+            continue
+        ids = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
+        yield Facts(
+            name=_text(nvml.nvmlDeviceGetName(part)),
+            uuid=_text(nvml.nvmlDeviceGetUUID(part)),
+            total_memory=_memory(nvml, part),
+            capability=capability,
+            place=f"MIG-{uuid}/{ids[0]}/{ids[1]}",
+        )
+
+
+def _mig_is_on(nvml: Any, gpu: Any) -> bool:
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(gpu)
+    except nvml.NVMLError:  # most GPUs have no such mode
+        return False
+    return bool(current)
+
+
+def _memory(nvml: Any, device: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(device).total)
+    except nvml.NVMLError:
+        return 0
 
 
 def _text(value: str | bytes) -> str:

@@ -58,8 +58,8 @@ class CudaPlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        """Return the memory of a device in bytes."""
-        return _facts(device_id).total_memory
+        """Return the memory of a device in bytes; asks torch, which initialises CUDA, where NVML does not know."""
+        return _facts(device_id).total_memory or _read_torch(device_id).total_memory
 
     @classmethod
     def get_current_memory_usage(cls, device: Any = None) -> float:
@@ -152,7 +152,7 @@ class CudaPlatform(Platform):
         if os.environ.get(visible.ORDER) == "PCI_BUS_ID":
             return
         try:
-            names = {facts.name for facts in nvml.all_facts()}
+            names = {facts.name for facts in nvml.all_facts() if facts.name}
         except nvml.Failure:
             return
         if len(names) > 1:
@@ -184,16 +184,16 @@ def _facts(device_id: int) -> nvml.Facts:
 def _read(device_id: int, visible_devices: str | None) -> nvml.Facts:
     try:
         found = nvml.all_facts()
-        index = visible.to_nvml(device_id, visible_devices, [facts.uuid for facts in found])
-        if index is not None:
-            return found[index]
+        devices = visible.select(visible_devices, found)
+        if 0 <= device_id < len(devices) and devices[device_id].name:
+            return devices[device_id]
     except nvml.Failure as failure:
         _log.debug("NVML cannot tell about device %d: %s", device_id, failure)
     return _read_torch(device_id)
 
 
 def _read_torch(device_id: int) -> nvml.Facts:
-    """Read from torch, which initialises CUDA: for a Jetson, and for MIG instances."""
+    """Read from torch, which initialises CUDA: where NVML cannot tell, as on a Jetson."""
     import torch
 
     found = torch.cuda.get_device_properties(device_id)

@@ -7,7 +7,7 @@ is there and broken, which must not end as a silent run on the CPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from opdock.errors import PlatformError
@@ -21,11 +21,11 @@ def probe() -> str | None:
 
     Raises: PlatformError where the driver is there and answers with an error.
     """
-    return judge(nvml.count_devices, torch_build.read(), os.environ, jetson=is_jetson())
+    return judge(nvml.all_facts, torch_build.read(), os.environ, jetson=is_jetson())
 
 
 def judge(
-    count: Callable[[], int],
+    read: Callable[[], Sequence[nvml.Facts]],
     build: torch_build.Build | None,
     environ: Mapping[str, str],
     *,
@@ -34,7 +34,7 @@ def judge(
     """Return None where a GPU can be used, else why not; a pure function of what was read.
 
     Args:
-        count: returns the number of GPUs that NVML sees, or raises ``nvml.Failure``.
+        read: returns the GPUs that NVML sees, or raises ``nvml.Failure``.
         build: what the installed PyTorch was built for; None where none is installed.
         environ: the environment variables.
         jetson: whether the machine is a Jetson, whose NVML is partial or missing.
@@ -42,7 +42,7 @@ def judge(
     Raises: PlatformError where the driver is there and answers with an error.
     """
     try:
-        devices = count()
+        gpus = read()
     except nvml.Failure as failure:
         if not jetson:
             if failure.absent:
@@ -52,11 +52,11 @@ def judge(
                 why="NVML's library is installed, so a GPU was meant to be used.",
                 remedy="see what nvidia-smi says; OPDOCK_PLATFORM=cpu runs on the CPU meanwhile.",
             ) from failure
-        devices = 1
-    if devices == 0:
+        gpus = [nvml.unknown()]
+    if not gpus:
         return "the NVIDIA driver is loaded and sees no GPU"
-    here = "a Jetson GPU is here" if jetson else f"NVML sees {devices} GPU{'s' * (devices != 1)}"
-    hidden = visible.hides_all(environ.get(visible.VARIABLE), devices)
+    here = "a Jetson GPU is here" if jetson else f"NVML sees {len(gpus)} GPU{'s' * (len(gpus) != 1)}"
+    hidden = visible.hides_all(environ.get(visible.VARIABLE), gpus)
     if hidden:
         return f"{here}, and {hidden}"
     if build is None:

@@ -1,8 +1,20 @@
-"""``CUDA_VISIBLE_DEVICES``: from the number that torch counts to the GPU that NVML knows. Pure functions."""
+"""``CUDA_VISIBLE_DEVICES``: which of the GPUs that NVML knows CUDA counts, and in which order. Pure functions.
+
+CUDA's rules, where its programming guide and the driver agree:
+
+- unset: all GPUs; empty: none;
+- a list of numbers, each read up to its first character that is no digit, or a list of names (``GPU-...`` or
+  ``MIG-...``), each cut short as far as it stays unique; what the value starts with says which;
+- the list ends at the first entry that names no GPU; an entry that repeats another hides all of them;
+- a GPU in MIG mode stands for its first MIG device, and a process sees one MIG device, and then no other GPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+
+from opdock_cuda.nvml import Facts
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 """GPUs that the process may use: indices or UUIDs, separated by commas. Unset: all. Empty: none. CUDA reads
@@ -12,40 +24,79 @@ ORDER = "CUDA_DEVICE_ORDER"
 """``PCI_BUS_ID``: indices follow the PCI bus, as NVML's do. Unset: CUDA puts the fastest GPU first."""
 
 
-def hides_all(value: str | None, devices: int) -> str:
-    """Return why the variable hides every one of ``devices`` GPUs, "" where it does not.
-
-    Its first entry decides: CUDA uses nothing from the first entry on that names no GPU.
-    """
-    first = None if value is None else value.split(",")[0].strip()
-    if first is None or first.startswith(("GPU-", "MIG-")) or (first.isdigit() and int(first) < devices):
-        return ""
-    return f"{VARIABLE}={value!r} hides all of them"
-
-
-def to_nvml(device_id: int, value: str | None, uuids: Sequence[str]) -> int | None:
-    """Return the index in ``uuids`` of the GPU that torch counts as ``device_id``.
+def select(value: str | None, gpus: Sequence[Facts]) -> tuple[Facts, ...]:
+    """Return the devices that CUDA counts, in its order.
 
     Args:
-        device_id: torch's number, from 0.
-        value: ``CUDA_VISIBLE_DEVICES``, None when it is unset.
-        uuids: of the GPUs that NVML sees, in its order.
-
-    Returns: None where it takes CUDA to tell (a MIG instance, an ambiguous UUID, no such device).
+        value: of ``CUDA_VISIBLE_DEVICES``, None when it is unset.
+        gpus: those in the machine, hidden ones too, in NVML's order.
     """
     if value is None:
-        return device_id if 0 <= device_id < len(uuids) else None
-    entries: list[int] = []
+        return _as_cuda_counts(gpus)
+    if value.startswith("MIG-"):
+        return _as_cuda_counts(_listed(value, lambda entry: _instance(entry, gpus)))
+    if value.startswith("GPU-"):
+        return _as_cuda_counts(_listed(value, lambda entry: _named(entry, gpus)))
+    return _as_cuda_counts(_listed(value, lambda entry: _numbered(entry, gpus)))
+
+
+def hides_all(value: str | None, gpus: Sequence[Facts]) -> str:
+    """Return why CUDA counts none of ``gpus``, "" where it counts one."""
+    if select(value, gpus):
+        return ""
+    if value is not None and not _listed(value, lambda entry: _any_kind(entry, gpus)):
+        return f"{VARIABLE}={value!r} hides all of them{_why(value, gpus)}"
+    return "MIG mode is on and no MIG device is made"
+
+
+def _why(value: str, gpus: Sequence[Facts]) -> str:
+    first = value.partition(",")[0]
+    if not value.strip():
+        return ""
+    return ": it repeats an entry" if _any_kind(first, gpus) is not None else f": {first!r} names no GPU here"
+
+
+def _listed(value: str, find: Callable[[str], Facts | None]) -> list[Facts]:
+    """Return what the entries name: up to the first that names nothing, and nothing where one is repeated."""
+    found: list[Facts] = []
     for entry in value.split(","):
-        found = _index(entry.strip(), uuids)
-        if found is None or found in entries:
-            break  # CUDA stops there too
-        entries.append(found)
-    return entries[device_id] if 0 <= device_id < len(entries) else None
+        device = find(entry)
+        if device is None:
+            break
+        if any(device is other for other in found):
+            return []
+        found.append(device)
+    return found
 
 
-def _index(entry: str, uuids: Sequence[str]) -> int | None:
-    if entry.isdigit():
-        return int(entry) if int(entry) < len(uuids) else None
-    matches = [i for i, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
+def _any_kind(entry: str, gpus: Sequence[Facts]) -> Facts | None:
+    kind = {"MIG-": _instance, "GPU-": _named}.get(entry[:4], _numbered)
+    return kind(entry, gpus)
+
+
+def _numbered(entry: str, gpus: Sequence[Facts]) -> Facts | None:
+    digits = re.match(r"\s*\+?([0-9]+)", entry)
+    return gpus[int(digits[1])] if digits and int(digits[1]) < len(gpus) else None
+
+
+def _named(entry: str, gpus: Sequence[Facts]) -> Facts | None:
+    """Return the GPU of a name; one whose UUID is not known may be meant by any."""
+    matches = [gpu for gpu in gpus if entry.startswith("GPU-") and (not gpu.uuid or gpu.uuid.startswith(entry))]
     return matches[0] if len(matches) == 1 else None
+
+
+def _instance(entry: str, gpus: Sequence[Facts]) -> Facts | None:
+    """Return the MIG device of a name of either kind: ``MIG-<its UUID>``, ``MIG-<UUID of the GPU>/1/0``."""
+    matches = [
+        instance
+        for gpu in gpus
+        for instance in gpu.instances
+        if entry.startswith("MIG-") and (instance.uuid.startswith(entry) or instance.place == entry)
+    ]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _as_cuda_counts(picked: Sequence[Facts]) -> tuple[Facts, ...]:
+    parts = [part for device in picked for part in (device.instances[:1] if device.mig else (device,))]
+    instances = tuple(part for part in parts if part.place)
+    return instances[:1] or tuple(parts)

@@ -58,7 +58,7 @@ def test_facts_are_those_of_the_gpu_that_torch_counts(
     machine += [H200, T4]
     assert CudaPlatform.get_device_capability() == DeviceCapability(9, 0)
     assert CudaPlatform.get_device_name(1) == "Tesla T4"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-t4,0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-t4,GPU-h200")
     assert CudaPlatform.get_device_uuid() == "GPU-t4"
     assert CudaPlatform.get_device_total_memory(1) == 150 * 2**30
     assert CudaPlatform().supported_dtypes == [torch.float16, torch.float32]

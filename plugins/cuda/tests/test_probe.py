@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -19,19 +19,23 @@ CPU_BUILD = Build("2.13.0+cpu", None, None)
 ROCM_BUILD = Build("2.13.0+rocm7.1", None, "7.1")
 
 
-def _fails(text: str, *, absent: bool = False) -> Callable[[], int]:
-    def count() -> int:
+def _fails(text: str, *, absent: bool = False) -> Callable[[], Sequence[nvml.Facts]]:
+    def read() -> Sequence[nvml.Facts]:
         raise nvml.Failure(text, absent=absent)
 
-    return count
+    return read
+
+
+def _sees(count: int) -> Callable[[], Sequence[nvml.Facts]]:
+    return lambda: [nvml.Facts("NVIDIA H200", f"GPU-{i}", 2**37, (9, 0)) for i in range(count)]
 
 
 def test_a_gpu_with_a_cuda_build_of_pytorch_is_usable() -> None:
-    assert judge(lambda: 1, CUDA_BUILD, {}) is None
+    assert judge(_sees(1), CUDA_BUILD, {}) is None
 
 
 @pytest.mark.parametrize(
-    ("count", "build", "environ", "reason"),
+    ("read", "build", "environ", "reason"),
     [
         (
             _fails("NVML Shared Library Not Found", absent=True),
@@ -45,28 +49,40 @@ def test_a_gpu_with_a_cuda_build_of_pytorch_is_usable() -> None:
             {},
             "no NVIDIA driver: NVML says 'Driver Not Loaded'",
         ),
-        (lambda: 0, CUDA_BUILD, {}, "the NVIDIA driver is loaded and sees no GPU"),
-        (lambda: 2, CPU_BUILD, {}, "NVML sees 2 GPUs, and PyTorch 2.13.0+cpu is built without CUDA"),
-        (lambda: 1, ROCM_BUILD, {}, "NVML sees 1 GPU, and PyTorch 2.13.0+rocm7.1 is built for ROCm 7.1"),
-        (lambda: 1, None, {}, "NVML sees 1 GPU, and PyTorch is not installed"),
+        (_sees(0), CUDA_BUILD, {}, "the NVIDIA driver is loaded and sees no GPU"),
+        (_sees(2), CPU_BUILD, {}, "NVML sees 2 GPUs, and PyTorch 2.13.0+cpu is built without CUDA"),
+        (_sees(1), ROCM_BUILD, {}, "NVML sees 1 GPU, and PyTorch 2.13.0+rocm7.1 is built for ROCm 7.1"),
+        (_sees(1), None, {}, "NVML sees 1 GPU, and PyTorch is not installed"),
         (
-            lambda: 8,
+            _sees(8),
             CUDA_BUILD,
             {"CUDA_VISIBLE_DEVICES": ""},
             "NVML sees 8 GPUs, and CUDA_VISIBLE_DEVICES='' hides all",
         ),
         (
-            lambda: 8,
+            _sees(8),
             CUDA_BUILD,
             {"CUDA_VISIBLE_DEVICES": "-1"},
             "NVML sees 8 GPUs, and CUDA_VISIBLE_DEVICES='-1' hides",
         ),
+        (
+            _sees(1),
+            CUDA_BUILD,
+            {"CUDA_VISIBLE_DEVICES": "GPU-zz"},
+            "NVML sees 1 GPU, and CUDA_VISIBLE_DEVICES='GPU-zz' hides all of them: 'GPU-zz' names no GPU here",
+        ),
+        (
+            _sees(1),
+            CUDA_BUILD,
+            {"CUDA_VISIBLE_DEVICES": "MIG-1234"},
+            "NVML sees 1 GPU, and CUDA_VISIBLE_DEVICES='MIG-1234' hides all of them",
+        ),
     ],
 )
 def test_the_probe_declines_with_what_it_saw(
-    count: Callable[[], int], build: Build | None, environ: dict[str, str], reason: str
+    read: Callable[[], Sequence[nvml.Facts]], build: Build | None, environ: dict[str, str], reason: str
 ) -> None:
-    found = judge(count, build, environ)
+    found = judge(read, build, environ)
     assert found is not None
     assert found.startswith(reason)
 
@@ -81,6 +97,8 @@ def test_a_broken_driver_is_an_error_and_never_a_silent_run_on_the_cpu() -> None
 def test_a_jetson_is_usable_although_its_nvml_fails() -> None:
     assert judge(_fails("Not Supported"), CUDA_BUILD, {}, jetson=True) is None
     assert judge(_fails("no library", absent=True), CUDA_BUILD, {}, jetson=True) is None
+    assert judge(_fails("x"), CUDA_BUILD, {"CUDA_VISIBLE_DEVICES": "0"}, jetson=True) is None
+    assert "hides all" in str(judge(_fails("x"), CUDA_BUILD, {"CUDA_VISIBLE_DEVICES": "-1"}, jetson=True))
     assert "a Jetson GPU is here, and PyTorch" in str(judge(_fails("x"), CPU_BUILD, {}, jetson=True))
 
 
@@ -115,6 +133,38 @@ def test_the_probe_does_not_initialise_cuda_so_a_forked_child_can(gpu: None) -> 
         "if child == 0:\n"
         "    os._exit(0 if torch.ones(2, device='cuda').sum().item() == 2 else 1)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_the_probe_and_the_facts_leave_the_driver_untouched(gpu: None) -> None:
+    """The driver answers 3, not initialised, to a process that has not called cuInit, and then has no context."""
+    program = (
+        "import ctypes, pynvml, torch\n"
+        "import opdock_cuda.probe as p\n"
+        "from opdock_cuda.platform import CudaPlatform as C\n"
+        "driver, number = ctypes.CDLL('libcuda.so.1'), ctypes.c_int()\n"
+        "def processes():\n"
+        "    pynvml.nvmlInit()\n"
+        "    gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)\n"
+        "    return len(pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)), pynvml.nvmlDeviceGetMemoryInfo(gpu).used\n"
+        "uuid = C.get_device_uuid()\n"
+        "before = processes()\n"
+        "assert p.probe() is None\n"
+        "facts = C.get_device_name(), C.get_device_capability(), C.get_device_total_memory(), C().supported_dtypes\n"
+        "C.check_if_supports_dtype(torch.bfloat16), C.supports_fp8(), C.log_warnings(), C.import_kernels()\n"
+        "C.import_ir_kernels()\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert driver.cuDeviceGetCount(ctypes.byref(number)) == 3, 'cuInit was called'\n"
+        "after = processes()\n"
+        "assert after == before, (before, after)\n"
+        "kept = torch.ones(2, device='cuda')\n"
+        "assert driver.cuDeviceGetCount(ctypes.byref(number)) == 0\n"
+        "context = processes()\n"
+        "assert context[1] > before[1], 'the control: a context takes memory'\n"
+        "print(facts, before, after, context)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
