@@ -1,12 +1,21 @@
-"""Causal attention over a contiguous cache."""
+"""Causal attention: over a contiguous cache of sequences of one length, or over a paged cache of requests."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from opdock import context, env
 from opdock.errors import ConfigError
+from opdock.nn.attention import ops  # noqa: F401 - defines the torch ops
+from opdock.nn.attention.backend import AttentionBackend
+from opdock.nn.attention.dense import attend
+from opdock.nn.attention.impl import AttentionImpl, AttentionSpec
 from opdock.nn.attention.kv_cache import LayerCache
+from opdock.nn.attention.selector import choose_for_layer, resolve_backend
 from opdock.registry import PluggableLayer
 
 
@@ -15,20 +24,46 @@ class Attention(PluggableLayer):
     """softmax(scale * q @ k.T + causal mask) @ v for each head; groups of query heads share keys and values.
 
     Shapes: query (num_tokens, num_heads * head_size); key and value (num_tokens, num_kv_heads * head_size);
-    num_tokens is batch * new positions, sequence by sequence; returns like query.
+    num_tokens is batch * new positions, sequence by sequence, or all rows of a step; returns like query.
 
     Args:
         num_heads: query heads.
         head_size: length of a head.
         scale: multiplies the scores, no unit, normally head_size ** -0.5.
         num_kv_heads: key and value heads, a divisor of num_heads; None: as many.
-        prefix: the layer's path in its model.
+        prefix: the layer's path in its model, by which a step finds it.
+        sliding_window: positions that a token sees, itself included; None: all before it.
+        logits_soft_cap: scores become cap * tanh(score / cap); None or 0: they stay.
+        alibi_slopes: (num_heads,) float32; slope * (key position - query position) is added to the scores.
+        sinks: (num_heads,); a logit of each head that takes part in the softmax and has no value.
+        attn_backend: name of a backend, which then must fit; None: the first that fits.
 
-    Raises: ConfigError if the numbers of heads do not divide.
+    Attributes:
+        k_scale: one float32; an 8-bit cache holds keys over it.
+        v_scale: likewise for values.
+
+    Raises: ConfigError if the numbers of heads do not divide, or a feature's numbers do not fit; UnknownNameError
+        for a backend that is not there.
     """
 
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+    k_scale: Tensor
+    v_scale: Tensor
+
     def __init__(
-        self, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None, prefix: str = ""
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        prefix: str = "",
+        *,
+        sliding_window: int | None = None,
+        logits_soft_cap: float | None = None,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        attn_backend: str | None = None,
     ) -> None:
         """Keep the numbers."""
         super().__init__()
@@ -37,23 +72,106 @@ class Attention(PluggableLayer):
         if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"{num_heads} query heads cannot share {self.num_kv_heads} key and value heads.",
+                who=f"layer {prefix}" if prefix else (),
                 remedy="use a number of key and value heads that divides the number of query heads.",
             )
         self.group = num_heads // self.num_kv_heads
+        _check_features(prefix, num_heads, sliding_window, logits_soft_cap, alibi_slopes, sinks)
+        if attn_backend is not None:
+            resolve_backend(attn_backend, who=f"layer {prefix}")
+        self.attn_backend = attn_backend
+        self.spec = AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=head_size,
+            scale=scale,
+            sliding_window=sliding_window,
+            logits_soft_cap=logits_soft_cap or None,
+            has_alibi=alibi_slopes is not None,
+            has_sinks=sinks is not None,
+        )
+        self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
+        self.register_buffer("sinks", sinks, persistent=False)
+        self.register_buffer("k_scale", torch.ones((), dtype=torch.float32), persistent=False)
+        self.register_buffer("v_scale", torch.ones((), dtype=torch.float32), persistent=False)
+        self.platform = context.platform()
+        self.backend: type[AttentionBackend] | None = None
+        self._impl: AttentionImpl | None = None
+        self.key_cache: Tensor | None = None
+        self.value_cache: Tensor | None = None
 
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache | None = None
-    ) -> torch.Tensor:
+    @property
+    def impl(self) -> AttentionImpl:
+        """What computes over the paged cache.
+
+        Raises: ConfigError while no cache is bound.
+        """
+        if self._impl is None:
+            raise ConfigError(
+                f"The attention layer {self.prefix!r} has no paged cache.", remedy="call bind() of the cache first."
+            )
+        return self._impl
+
+    def check_cache(self, kv_dtype: torch.dtype, block_size: int, dtype: torch.dtype) -> type[AttentionBackend]:
+        """Return the backend for caches of ``kv_dtype`` and queries of ``dtype``.
+
+        Raises: UnsupportedError, with all reasons, if the one asked for does not fit, or none does.
+        """
+        return choose_for_layer(
+            self.spec,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            block_size=block_size,
+            backend=self.attn_backend,
+            platform=self.platform,
+            device_type=self.k_scale.device.type,
+            layer_name=self.prefix,
+        )
+
+    def bind_cache(self, key_cache: Tensor, value_cache: Tensor, dtype: torch.dtype) -> None:
+        """Use these tensors (num_blocks, block_size, num_kv_heads, head_size) as paged cache from now on.
+
+        Args:
+            key_cache: not copied.
+            value_cache: likewise.
+            dtype: of the queries.
+        """
+        shape = (self.num_kv_heads, self.head_size)
+        if key_cache.shape != value_cache.shape or key_cache.dim() != 4 or tuple(key_cache.shape[2:]) != shape:
+            raise ConfigError(
+                f"The cache does not fit the attention layer {self.prefix!r}.",
+                why=[
+                    f"the layer: heads and head size {shape}",
+                    f"the cache: keys {tuple(key_cache.shape)}, values {tuple(value_cache.shape)}",
+                ],
+                remedy="allocate it for this layer.",
+            )
+        backend = self.check_cache(key_cache.dtype, key_cache.shape[1], dtype)
+        self.backend = backend
+        spec = dataclasses.replace(self.spec, batch_invariant=env.batch_invariant())
+        self._impl = backend.get_impl_cls()(spec, self)
+        self.key_cache, self.value_cache = key_cache, value_cache
+
+    def unbind_cache(self) -> None:
+        """Forget the paged cache."""
+        self.backend = self._impl = self.key_cache = self.value_cache = None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Attend to the cached positions and to those before and at each new one; append to the cache.
 
-        Without a cache, all tokens are one sequence from its beginning.
+        With a paged cache bound, and none given, the tokens are those of the step in force: see
+        ``set_forward_context``. Without any cache, all tokens are one sequence from its beginning.
         """
+        if cache is None and self.key_cache is not None:
+            return self._paged(query, key, value)
         batch, past = (1, 0) if cache is None else (cache.batch, cache.length)
         new = query.shape[0] // batch
         heads = (batch, new, self.num_kv_heads, self.head_size)
         k, v = key.view(heads).transpose(1, 2), value.view(heads).transpose(1, 2)
         if cache is not None:
             k, v = cache.append(k, v)
+        if not self.spec.plain:
+            return self._featured(query, k, v, batch)
         if new == 1:
             # query heads of a group see the same keys: as rows of one matrix they need no mask and no copies
             q = query.reshape(batch, self.num_kv_heads, self.group, self.head_size)
@@ -68,6 +186,66 @@ class Attention(PluggableLayer):
         )
         return out.transpose(1, 2).reshape(batch * new, self.num_heads * self.head_size)
 
+    def _paged(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend in one op, which finds the requests by the layer's name."""
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        heads = (-1, self.num_heads, self.head_size)
+        kv_heads = (-1, self.num_kv_heads, self.head_size)
+        k, v = key.view(kv_heads), value.view(kv_heads)
+        together = self.backend is None or self.backend.forward_includes_kv_cache_update
+        if not together:
+            torch.ops.opdock.unified_kv_cache_update(k, v, self.key_cache, self.value_cache, self.prefix)
+        torch.ops.opdock.unified_attention_with_output(
+            query.view(heads),
+            k,
+            v,
+            output.view(heads),
+            self.prefix,
+            self.key_cache,
+            self.value_cache,
+            update_cache=together,
+        )
+        return output
+
+    def _featured(self, query: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
+        """Attend sequence by sequence, by the formula."""
+        rows = query.view(batch, -1, self.num_heads, self.head_size)
+        outs = [
+            attend(
+                q,
+                keys.transpose(0, 1),
+                values.transpose(0, 1),
+                self.spec,
+                alibi_slopes=self.alibi_slopes,
+                sinks=self.sinks,
+            )
+            for q, keys, values in zip(rows, k, v, strict=True)
+        ]
+        return torch.cat(outs).flatten(1)
+
     def extra_repr(self) -> str:
         """Return what repr shows."""
         return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_size={self.head_size}"
+
+
+def _check_features(
+    prefix: str,
+    num_heads: int,
+    window: int | None,
+    soft_cap: float | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """Raise ConfigError for a feature whose numbers do not fit."""
+    who = f"layer {prefix}" if prefix else ()
+    if window is not None and window < 1:
+        raise ConfigError(f"sliding_window={window} is not possible.", who=who, remedy="use a number from 1, or None.")
+    if soft_cap is not None and soft_cap < 0:
+        raise ConfigError(f"logits_soft_cap={soft_cap} is not possible.", who=who, remedy="use a number above 0.")
+    for name, tensor in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
+        if tensor is not None and tuple(tensor.shape) != (num_heads,):
+            raise ConfigError(
+                f"{name} of shape {tuple(tensor.shape)} does not fit {num_heads} heads.",
+                who=who,
+                remedy=f"give one number for each head, shape ({num_heads},).",
+            )

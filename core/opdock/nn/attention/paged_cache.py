@@ -1,0 +1,214 @@
+"""Keys and values in blocks that requests are given as they grow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from opdock.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from opdock.nn.attention.attention import Attention
+
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
+"""What a quantised cache may hold."""
+
+
+class BlockAllocator:
+    """Which blocks of a cache are free.
+
+    Args:
+        num_blocks: blocks of the cache, numbered from 0.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        """Begin with all blocks free."""
+        self.num_blocks = num_blocks
+        self._free = deque(range(num_blocks))
+        self._taken: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Number of free blocks."""
+        return len(self._free)
+
+    def allocate(self, count: int = 1) -> list[int]:
+        """Return ``count`` blocks that nobody else has; UnsupportedError, and none taken, if fewer are free."""
+        if count > len(self._free):
+            raise UnsupportedError(
+                f"The cache has {len(self._free)} free blocks of {self.num_blocks}, and {count} are needed.",
+                remedy="free the blocks of finished requests, or allocate a cache of more blocks.",
+            )
+        found = [self._free.popleft() for _ in range(count)]
+        self._taken.update(found)
+        return found
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Take blocks back; ConfigError, and nothing changed, for one that is not taken."""
+        given = list(blocks)
+        wrong = [b for b in given if b not in self._taken]
+        if wrong or len(set(given)) != len(given):
+            raise ConfigError(
+                f"Block {wrong[0] if wrong else given} cannot be freed.",
+                why="It is not taken." if wrong else "One of them is named twice.",
+                remedy="free each block that allocate() returned once.",
+            )
+        self._taken.difference_update(given)
+        self._free.extend(given)
+
+    def extend(self, blocks: list[int], positions: int, block_size: int) -> None:
+        """Append blocks to a request's list until it holds ``positions`` positions."""
+        missing = -(-positions // block_size) - len(blocks)
+        if missing > 0:
+            blocks += self.allocate(missing)
+
+
+class PagedKVCache:
+    """The keys and values of all attention layers of a model, in blocks shared by all requests.
+
+    Per layer two tensors (num_blocks, block_size, num_kv_heads, head_size), uninitialised. A block belongs to one
+    request, and to no layer: its number is that of the same place in every layer.
+
+    Args:
+        layers: the attention layers by name, see ``attention_layers``.
+        num_blocks: number of blocks.
+        block_size: positions of a block, from 1; kernels want a multiple of 16.
+        dtype: of the tensors; an 8-bit float is written over the layer's scales. None takes torch's default.
+        model_dtype: of the queries; None: that of the cache, or torch's default beside an 8-bit cache.
+        device: None takes torch's default.
+
+    Raises: UnsupportedError, naming the layer, if no attention backend takes such a cache.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, Attention],
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: torch.dtype | None = None,
+        model_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Allocate."""
+        if num_blocks < 1 or block_size < 1:
+            raise ConfigError(
+                f"A cache of {num_blocks} blocks of {block_size} positions is not possible.",
+                remedy="use numbers from 1.",
+            )
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        wide = torch.get_default_dtype() if self.dtype in FP8_DTYPES else self.dtype
+        self.model_dtype = wide if model_dtype is None else model_dtype
+        self.allocator = BlockAllocator(num_blocks)
+        self.layers: Mapping[str, Attention] = MappingProxyType(dict(layers))
+        made: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, layer in layers.items():
+            layer.check_cache(self.dtype, block_size, self.model_dtype)
+            shape = (num_blocks, block_size, layer.num_kv_heads, layer.head_size)
+            made[name] = (
+                torch.empty(shape, dtype=self.dtype, device=device),
+                torch.empty(shape, dtype=self.dtype, device=device),
+            )
+        self.tensors: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType(made)
+
+    @classmethod
+    def for_model(
+        cls,
+        model: nn.Module,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> PagedKVCache:
+        """Return a cache for a model, bound to it; dtype and device default to those of its first parameter."""
+        first = next(model.parameters(), None)
+        model_dtype = None if first is None else first.dtype
+        cache = cls(
+            attention_layers(model),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype or model_dtype,
+            model_dtype=model_dtype,
+            device=device or (None if first is None else first.device),
+        )
+        cache.bind()
+        return cache
+
+    def bind(self) -> None:
+        """Make the layers use this cache from now on; they take the paged path whenever no other cache is given."""
+        for name, layer in self.layers.items():
+            layer.bind_cache(*self.tensors[name], self.model_dtype)
+
+    def unbind(self) -> None:
+        """Let the layers forget the cache."""
+        for layer in self.layers.values():
+            layer.unbind_cache()
+
+
+def attention_layers(model: nn.Module) -> dict[str, Attention]:
+    """Return the attention layers of a model by their ``prefix``, or by their path where they have none.
+
+    Raises: ConfigError if two have one name.
+    """
+    from opdock.nn.attention.attention import Attention
+
+    found: dict[str, Attention] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, Attention):
+            continue
+        name = module.prefix or path
+        if name in found:
+            raise ConfigError(
+                f"Duplicate layer name: {name}",
+                why="Two attention layers would share one cache.",
+                remedy="give each layer the prefix of its place in the model.",
+            )
+        module.prefix = name
+        found[name] = module
+    return found
+
+
+def copy_blocks(caches: Sequence[tuple[Tensor, Tensor]], block_mapping: Tensor) -> None:
+    """Copy whole blocks inside each cache.
+
+    Args:
+        caches: key and value cache of each layer; both are written.
+        block_mapping: (pairs, 2) int64, source and destination; no destination may be a source or come twice.
+    """
+    source, destination = block_mapping[:, 0], block_mapping[:, 1]
+    for pair in caches:
+        for cache in pair:
+            raw = cache.view(torch.uint8) if cache.dtype in FP8_DTYPES else cache
+            raw.index_copy_(0, destination.to(cache.device), raw.index_select(0, source.to(cache.device)))
+
+
+def swap_blocks(source: Tensor, destination: Tensor, block_mapping: Tensor) -> None:
+    """Copy whole blocks from one cache tensor to another, for example from device to host.
+
+    Args:
+        source: (num_blocks, block_size, num_kv_heads, head_size).
+        destination: likewise with its own number of blocks; written.
+        block_mapping: (pairs, 2) int64: block of source, block of destination.
+
+    Raises: ConfigError if blocks of the two differ in shape or dtype.
+    """
+    if source.shape[1:] != destination.shape[1:] or source.dtype != destination.dtype:
+        raise ConfigError(
+            "Blocks of two different caches cannot be swapped.",
+            why=[
+                f"source:      {tuple(source.shape)}, {source.dtype}",
+                f"destination: {tuple(destination.shape)}, {destination.dtype}",
+            ],
+            remedy="allocate both caches with one block size, dtype and number of heads.",
+        )
+    if source.dtype in FP8_DTYPES:
+        source, destination = source.view(torch.uint8), destination.view(torch.uint8)
+    moved = source.index_select(0, block_mapping[:, 0].to(source.device))
+    destination.index_copy_(0, block_mapping[:, 1].to(destination.device), moved.to(destination.device))

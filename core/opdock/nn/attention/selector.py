@@ -1,0 +1,220 @@
+"""Which attention backend a layer gets: a verdict with reasons for each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from opdock import context, env
+from opdock.errors import UnsupportedError
+from opdock.nn.attention import registry
+from opdock.nn.attention.backend import AttentionBackend, AttentionSelectorConfig
+from opdock.nn.attention.impl import AttentionSpec
+
+if TYPE_CHECKING:
+    from opdock.platforms.enums import DeviceCapability
+    from opdock.platforms.interface import Platform
+
+_log = logging.getLogger("opdock")
+_ORDER = ("TRITON_ATTN", "SDPA", "NATIVE")
+KV_CACHE_DTYPES: Mapping[torch.dtype, str] = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float8_e4m3fn: "fp8_e4m3",
+    torch.float8_e4m3fnuz: "fp8_e4m3",
+    torch.float8_e5m2: "fp8_e5m2",
+}
+
+
+@dataclass(frozen=True)
+class BackendVerdict:
+    """Why a backend was chosen or not: ``reasons`` is empty for one that fits."""
+
+    name: str
+    reasons: tuple[str, ...]
+
+
+def choose_backend(
+    candidates: Sequence[tuple[str, type[AttentionBackend] | BaseException]],
+    config: AttentionSelectorConfig,
+    *,
+    device_type: str,
+    capability: DeviceCapability | None,
+) -> tuple[type[AttentionBackend] | None, list[BackendVerdict]]:
+    """Return the first backend that fits, and a verdict for each; pure.
+
+    Args:
+        candidates: names in order, with the class, or with what its import raised.
+        config: what is needed.
+        device_type: of the tensors.
+        capability: of the device.
+    """
+    chosen, verdicts = None, []
+    for name, found in candidates:
+        if isinstance(found, BaseException):
+            reasons = [f"{type(found).__name__}: {found}"]
+        else:
+            absent = found.why_not_here(device_type)
+            reasons = [absent] if absent else found.validate_configuration(config, capability)
+            if not reasons and chosen is None:
+                chosen = found
+        verdicts.append(BackendVerdict(name, tuple(reasons)))
+    return chosen, verdicts
+
+
+def explain_backends(
+    config: AttentionSelectorConfig, *, platform: Platform | None = None, device_type: str | None = None
+) -> tuple[type[AttentionBackend] | None, list[BackendVerdict]]:
+    """Return the host's choice for a configuration and a verdict for each registered backend; raises nothing."""
+    platform = platform or context.platform()
+    names = [*_ORDER, *(n for n in registry.backends if n not in _ORDER)]
+    loaded = [(name, _load(name)) for name in names if name in registry.backends]
+    return choose_backend(
+        loaded,
+        config,
+        device_type=device_type or platform.device_type or "cpu",
+        capability=platform.get_device_capability(),
+    )
+
+
+def resolve_backend(name: str, *, who: str = "") -> type[AttentionBackend]:
+    """Return a registered backend's class; UnknownNameError naming the nearest."""
+    return registry.backend_class(name, who=who)
+
+
+def select(
+    config: AttentionSelectorConfig,
+    *,
+    backend: str | None = None,
+    num_heads: int | None = None,
+    platform: Platform | None = None,
+    device_type: str | None = None,
+    layer_name: str = "",
+) -> type[AttentionBackend]:
+    """Return the backend for a configuration: the one asked for, the platform's, or the host's first that fits.
+
+    Nothing is cached: a backend that is registered or taken back counts at the next call.
+
+    Raises: UnknownNameError; UnsupportedError with every reason if the one asked for does not fit, or none does.
+    """
+    platform = platform or context.platform()
+    device = device_type or platform.device_type or "cpu"
+    capability = platform.get_device_capability()
+    who = [f"layer {layer_name}"] if layer_name else []
+    path = platform.get_attn_backend_cls(backend, config, num_heads)
+    if path:
+        cls = registry.load_class("", registry.check_path(path, platform.device_name))
+        reasons = cls.validate_configuration(config, capability)
+        if backend is not None and cls.get_name() != backend:
+            reasons = [f"the platform gives {cls.get_name()} instead"]
+        if reasons:
+            raise _invalid(backend or cls.get_name(), config, reasons, who)
+        return cls
+    if backend is not None:
+        try:
+            cls = registry.backend_class(backend, who="".join(who))
+        except (ImportError, OSError) as err:
+            raise _invalid(backend, config, [f"{type(err).__name__}: {err}"], who) from err
+        _, (verdict,) = choose_backend([(backend, cls)], config, device_type=device, capability=capability)
+        if verdict.reasons:
+            raise _invalid(backend, config, list(verdict.reasons), who)
+        return cls
+    chosen, verdicts = explain_backends(config, platform=platform, device_type=device)
+    if chosen is None:
+        reasons_of = ", ".join(f"{v.name}: [{', '.join(v.reasons)}]" for v in verdicts)
+        raise UnsupportedError(
+            f"No valid attention backend found for {platform.device_name} with {config}. Reasons: {{{reasons_of}}}.",
+            who=who,
+            remedy="change what the first reason of one of them names.",
+        )
+    fitting = [v.name for v in verdicts if not v.reasons]
+    _log.debug("Using %s attention backend out of potential backends: %s.", chosen.get_name(), fitting)
+    return chosen
+
+
+def get_attn_backend(
+    head_size: int,
+    dtype: torch.dtype,
+    kv_cache_dtype: str | None = None,
+    use_mla: bool = False,  # noqa: FBT001, FBT002 - the signature that plugin authors know
+    has_sink: bool = False,  # noqa: FBT001, FBT002
+    use_sparse: bool = False,  # noqa: FBT001, FBT002
+    use_mm_prefix: bool = False,  # noqa: FBT001, FBT002
+    use_per_head_quant_scales: bool = False,  # noqa: FBT001, FBT002
+    attn_type: str | None = None,
+    num_heads: int | None = None,
+    has_sliding_window: bool = False,  # noqa: FBT001, FBT002
+    *,
+    block_size: int | None = None,
+    backend: str | None = None,
+) -> type[AttentionBackend]:
+    """Return the attention backend of the platform in force for these needs; see ``select``."""
+    config = AttentionSelectorConfig(
+        head_size,
+        dtype,
+        kv_cache_dtype,
+        block_size,
+        use_mla=use_mla,
+        has_sink=has_sink,
+        use_sparse=use_sparse,
+        use_mm_prefix=use_mm_prefix,
+        use_per_head_quant_scales=use_per_head_quant_scales,
+        attn_type=attn_type or "decoder",
+        has_sliding_window=has_sliding_window,
+        use_batch_invariant=env.batch_invariant(),
+    )
+    return select(config, backend=backend, num_heads=num_heads)
+
+
+def choose_for_layer(
+    spec: AttentionSpec,
+    *,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    block_size: int,
+    backend: str | None,
+    platform: Platform,
+    device_type: str,
+    layer_name: str,
+) -> type[AttentionBackend]:
+    """Return the backend of one layer with a cache of ``kv_dtype`` in blocks of ``block_size``."""
+    config = AttentionSelectorConfig(
+        spec.head_size,
+        dtype,
+        "auto" if kv_dtype == dtype else KV_CACHE_DTYPES.get(kv_dtype, str(kv_dtype)),
+        block_size,
+        has_sink=spec.has_sinks,
+        has_sliding_window=spec.sliding_window is not None,
+        use_batch_invariant=env.batch_invariant(),
+        has_alibi=spec.has_alibi,
+        has_soft_cap=spec.logits_soft_cap is not None,
+    )
+    return select(
+        config,
+        backend=backend,
+        num_heads=spec.num_heads,
+        platform=platform,
+        device_type=device_type,
+        layer_name=layer_name,
+    )
+
+
+def _load(name: str) -> type[AttentionBackend] | BaseException:
+    try:
+        return registry.backend_class(name)
+    except (ImportError, OSError) as err:
+        return err
+
+
+def _invalid(backend: str, config: AttentionSelectorConfig, reasons: list[str], who: list[str]) -> UnsupportedError:
+    return UnsupportedError(
+        f"Selected backend {backend} is not valid for this configuration. Reason: {reasons}",
+        who=[*who, str(config)],
+        remedy="ask for no backend, and the first that fits is taken; or change what the reasons name.",
+    )
