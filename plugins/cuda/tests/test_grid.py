@@ -1,0 +1,123 @@
+"""Every op of rows on the GPU: dtypes, widths, rows and layouts, both kernels and the op as a whole, against float64.
+
+One test for each op and dtype goes over all of it, so that what is exact is computed once for each width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_canaries import LAYOUTS, Canaries, geometry
+from cuda_table import ROW_OPS, STATIC_SCALE, RowOp, Values, faults
+from torch import Tensor
+
+from opdock import ir
+from opdock_cuda import predicates
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels", "registered")]
+DEVICE = "cuda"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+HIDDEN = (1, 46, 80, 769, 2048, 3420, 3584, 4096, 5120, 7168, 16384)
+TOKENS = (0, 1, 2, 7, 255, 256, 257, 8192)
+TRITON_ODD = (769, 4096)
+"""The widths at which Triton is tried in every layout: each layout is a compilation of its own."""
+ORDER = ("cuda", "triton", "native")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("op", ROW_OPS, ids=lambda o: f"{o.op}-{o.kind}")
+def test_an_op_is_right_in_every_size_and_layout(op: RowOp, dtype: torch.dtype) -> None:
+    wrong: list[str] = []
+    for hidden in HIDDEN:
+        values = Values.random(op, max(TOKENS), hidden, dtype, DEVICE)
+        for layout in LAYOUTS:
+            for tokens in TOKENS:
+                where = geometry(tokens, values.x.shape[-1], layout)
+                if where is None:
+                    continue
+                for number, variant in enumerate(op.variants()):
+                    if number and layout not in ("dense", "odd offset"):
+                        break
+                    what = f"{op.op} {op.kind}, {dtype}, {tokens} x {hidden}, {layout}, {variant}"
+                    wrong.extend(f"{what}: {said}" for said in one_size(values, tokens, layout, variant))
+    torch.cuda.empty_cache()
+    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:20])
+
+
+def one_size(values: Values, tokens: int, layout: str, variant: tuple[bool, float | None]) -> Iterator[str]:
+    """Yield what is wrong at one size, for each kernel that takes it, and for the op where none of the first does."""
+    op, hidden = values.op, values.x.shape[-1] // (2 if values.op.gated else 1)
+    call = Call(values, tokens, layout, variant)
+    impls = ir.registry[op.op].impls
+    for provider in ORDER[:2]:
+        if provider not in impls or (provider == "triton" and layout != "dense" and hidden not in TRITON_ODD):
+            continue
+        arguments = call.arguments()
+        if impls[provider].supports_args(*arguments):
+            for said in call.run(impls[provider].impl_fn, arguments, provider, in_place=op.in_place):
+                yield f"{provider}: {said}"
+        elif provider == "cuda":
+            if layout not in ("transposed", "four") and DEVICE == "cuda":
+                yield f"refused: {getattr(predicates, op.op)(*arguments)}"
+            with ir.registry[op.op].set_priority(ORDER):
+                chosen = ir.registry[op.op].dispatch(*arguments).provider
+                if chosen == "cuda":
+                    yield "the op calls a kernel that refuses"
+                for said in call.run(ir.registry[op.op], arguments, chosen, in_place=False):
+                    yield f"the op, by {chosen}: {said}"
+    if not call.canaries_live():
+        yield "memory beside an argument was written"
+
+
+class Call:
+    """The arguments of one call, each between canaries."""
+
+    def __init__(self, values: Values, tokens: int, layout: str, variant: tuple[bool, float | None]) -> None:
+        self.values, self.tokens = values, tokens
+        self.weighted, self.bound = variant
+        dtype, op = values.x.dtype, values.op
+        self.rows = {"x": values.x[:tokens]}
+        if values.residual is not None:
+            self.rows["residual"] = values.residual[:tokens]
+        self.held = {}
+        for name, rows in self.rows.items():
+            where = geometry(tokens, rows.shape[-1], layout)
+            assert where is not None
+            self.held[name] = Canaries(dtype, where, DEVICE)
+        odd = 67 if layout in ("odd offset", "padded") else 64
+        self.constants: dict[str, Tensor] = {}
+        if self.weighted and values.weight is not None:
+            self.constants["weight"] = values.weight
+            self.held["weight"] = Canaries(dtype, ((values.weight.numel(),), (1,), odd), DEVICE)
+        number = STATIC_SCALE if op.out == "static" else self.bound
+        if number is not None:
+            self.constants["scale"] = torch.full((1,), number, device=DEVICE)
+            self.held["scale"] = Canaries(torch.float32, ((1,), (1,), odd), DEVICE)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Put all values in place, and return the arguments."""
+        made = {name: self.held[name].put(v) for name, v in (self.rows | self.constants).items()}
+        return self.values.op.arguments(*(made.get(n) for n in ("x", "residual", "weight", "scale")))  # type: ignore[arg-type]
+
+    def run(self, fn: Any, arguments: tuple[Any, ...], provider: str, *, in_place: bool) -> Iterator[str]:
+        """Call, and yield what is wrong."""
+        got = fn(*arguments)
+        results = got if isinstance(got, tuple) else (got,)
+        yield from faults(
+            self.values, self.tokens, results, weighted=self.weighted, bound=self.bound, provider=provider
+        )
+        if in_place:
+            if any(a.data_ptr() != b.data_ptr() for a, b in zip(results, arguments[:2], strict=True) if a.numel()):
+                yield "the results are not the arguments"
+        elif provider == "cuda" and not all(r.is_contiguous() for r in results):
+            yield "a result is not dense"
+        for name, value in (self.constants if in_place else self.rows | self.constants).items():
+            if not self.held[name].holds(value):
+                yield f"{name} was written"
+
+    def canaries_live(self) -> bool:
+        """Return whether nothing beside the arguments was written; they are gone then."""
+        return all(held.end() for held in self.held.values())
