@@ -1,0 +1,6 @@
+"""Continuous batches: requests of different lengths that join and leave between the steps of one model."""
+
+from opdock.nn.batch.batch import Batch
+from opdock.nn.batch.request import Output
+
+__all__ = ["Batch", "Output"]

@@ -1,0 +1,121 @@
+"""Launches the steps of a batch on the device; the host reads their tokens later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opdock import context
+from opdock.nn.attention.forward_context import set_forward_context
+from opdock.nn.attention.paged_cache import PagedKVCache
+from opdock.nn.batch.graphs import DecodeGraphs
+from opdock.nn.batch.inputs import step_inputs
+from opdock.nn.batch.request import Part
+from opdock.nn.sampling import sample
+
+if TYPE_CHECKING:
+    from opdock.nn.models.decoder import CausalDecoder
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """A launched step.
+
+    Args:
+        parts: those that choose a token.
+        replayed: whether a graph was.
+    """
+
+    parts: Sequence[Part]
+    replayed: bool
+    _tokens: torch.Tensor | None
+    _arrived: Any
+
+    def tokens(self) -> list[int]:
+        """Wait for the tokens and return them, one for each part."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return [] if self._tokens is None else self._tokens.tolist()
+
+
+class Runner:
+    """Runs a model over a paged cache.
+
+    Args:
+        model: with loaded weights; it is called as it was loaded, op by op or compiled.
+        num_blocks: blocks of the cache.
+        block_size: positions of a block.
+        max_requests: the largest batch.
+        width: the most blocks of a request.
+        graphs: whether decode steps are captured and replayed.
+    """
+
+    def __init__(
+        self, model: CausalDecoder, *, num_blocks: int, block_size: int, max_requests: int, width: int, graphs: bool
+    ) -> None:
+        """Allocate the cache, and bind the model's attention layers to it."""
+        self.model = model
+        self.device = model.model.embed_tokens.weight.device
+        self._inference = context.platform().inference_mode
+        self._graphs: DecodeGraphs | None = None
+        with self._inference():
+            self.cache = PagedKVCache.for_model(model, num_blocks=num_blocks, block_size=block_size)
+            if graphs:
+                self._graphs = DecodeGraphs(
+                    model,
+                    model.compute_logits,
+                    self.cache,
+                    max_requests=max_requests,
+                    width=width,
+                    device=self.device,
+                )
+
+    def launch(self, parts: Sequence[Part]) -> Flight:
+        """Launch a step, all of whose tokens are known on the host."""
+        if self._graphs is not None and all(p.request.decoding for p in parts):
+            return self._replay(self._graphs, parts, known=True)
+        with self._inference():
+            inputs = step_inputs(parts, self.cache.block_size, self.device)
+            if parts and inputs.input_ids.shape[0] > 1:  # one code for every number of tokens but 1
+                for tensor in (inputs.input_ids, inputs.positions):
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            with set_forward_context(inputs.metadata, self.cache):
+                hidden = self.model(inputs.input_ids, inputs.positions)
+            for part in parts:
+                part.request.scheduled = part.end
+            choosing = [p for p in parts if p.samples]
+            if not choosing:
+                return Flight((), False, None, None)
+            logits = self.model.compute_logits(hidden if inputs.rows is None else hidden[inputs.rows])
+            tokens = logits.argmax(dim=-1)
+            return self._choose(choosing, tokens, logits, replayed=False)
+
+    def launch_ahead(self, parts: Sequence[Part], flight: Flight) -> Flight | None:
+        """Launch the step that follows one in flight, if its input is on the device already; None if not."""
+        if self._graphs is None or not flight.replayed or not parts or not self._graphs.follows(parts):
+            return None
+        return self._replay(self._graphs, parts, known=False)
+
+    def _replay(self, graphs: DecodeGraphs, parts: Sequence[Part], *, known: bool) -> Flight:
+        with self._inference():
+            tokens, logits = graphs.replay(parts, known=known)
+            for part in parts:
+                part.request.scheduled = part.end
+            return self._choose(parts, tokens, logits, replayed=True)
+
+    def _choose(self, parts: Sequence[Part], tokens: torch.Tensor, logits: torch.Tensor, *, replayed: bool) -> Flight:
+        """Overwrite the greedy tokens where another is to be drawn, and send them to the host."""
+        for row, part in enumerate(parts):
+            request = part.request
+            if not request.sampling.greedy:
+                tokens[row : row + 1] = sample(logits[row : row + 1], request.sampling, request.generator)
+        if self.device.type == "cpu":
+            return Flight(parts, replayed, tokens, None)
+        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        host.copy_(tokens, non_blocking=True)
+        arrived = torch.get_device_module(self.device).Event()
+        arrived.record()
+        return Flight(parts, replayed, host, arrived)

@@ -1,0 +1,211 @@
+"""Batches: every request gets the tokens that it gets alone, whoever joins and leaves beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opdock
+from opdock.errors import ConfigError, UnknownNameError, UnsupportedError
+from opdock.nn.batch import Batch
+from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def loaded(request: pytest.FixtureRequest, checkpoints: Callable[[str], tuple[Path, Any]]) -> Iterator[LoadedModel]:
+    """Small random models in float32; their context holds 640 tokens."""
+    folder, _ = checkpoints(request.param)
+    with opdock.set_current_config():
+        yield load_model(folder, dtype=torch.float32)
+
+
+def prompts_of(lengths: list[int]) -> list[list[int]]:
+    """Return random prompts of these lengths."""
+    made = random.Random(5)
+    return [[made.randrange(3, 320) for _ in range(length)] for length in lengths]
+
+
+def alone(loaded: LoadedModel, prompt: list[int], count: int = COUNT) -> list[int]:
+    """Return what the contiguous cache of one sequence makes."""
+    return list(generate(loaded.model, prompt, max_tokens=count))
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("most", [8, 23, 8192])
+def test_each_request_gets_what_it_gets_alone(loaded: LoadedModel, block_size: int, most: int) -> None:
+    """Lengths around the border of a block; prompts whole, and in parts beside decodes."""
+    prompts = prompts_of([1, 3, 4, 5, 15, 16, 17, 40])
+    batch = Batch(loaded.model, max_requests=8, max_len=64, block_size=block_size, max_step_tokens=most)
+    made = batch.generate(prompts, max_tokens=COUNT)
+    batch.close()
+    assert made == [alone(loaded, p) for p in prompts]
+
+
+def test_joins_and_leaves_disturb_nobody(loaded: LoadedModel) -> None:
+    """Requests join at random steps, some are removed; blocks go from hand to hand in a cache for three."""
+    chance = random.Random(3)
+    prompts = prompts_of([chance.randrange(1, 40) for _ in range(20)])
+    batch = Batch(loaded.model, max_requests=3, max_len=64, block_size=4, num_blocks=40, max_step_tokens=17)
+    made: dict[int, list[int]] = {}
+    asked: dict[int, list[int]] = {}
+    removed: set[int] = set()
+    waiting = list(prompts)
+    while waiting or batch.running:
+        if waiting and chance.random() < 0.7:
+            try:
+                new = batch.add(waiting[0], max_tokens=COUNT)
+            except UnsupportedError:
+                pass
+            else:
+                asked[new], made[new] = waiting.pop(0), []
+        if batch.running and chance.random() < 0.08:
+            gone = chance.choice(batch.running)
+            batch.remove(gone)
+            removed.add(gone)
+        for output in batch.step():
+            assert output.request not in removed and output.token is not None
+            made[output.request].append(output.token)
+    assert batch.cache.allocator.num_free == 40
+    batch.close()
+    assert len(made) == 20 and 0 < len(removed) < 10
+    for request, tokens in made.items():
+        expected = alone(loaded, asked[request])
+        assert tokens == expected[: len(tokens)]
+        assert request in removed or len(tokens) == COUNT
+
+
+def test_a_request_ends_for_a_reason(loaded: LoadedModel) -> None:
+    """A stop token that is not given out, max_tokens, or the longest length."""
+    prompt = prompts_of([6])[0]
+    expected = alone(loaded, prompt, 8)
+    stop = expected[3]
+    batch = Batch(loaded.model, max_requests=3, max_len=14)
+    ids = [
+        batch.add(prompt, max_tokens=100, stop_tokens=[stop]),
+        batch.add(prompt, max_tokens=5),
+        batch.add(prompt, max_tokens=100),
+    ]
+    made: dict[int, list[int | None]] = {i: [] for i in ids}
+    reasons: dict[int, Any] = {}
+    while batch.running:
+        for output in batch.step():
+            made[output.request].append(output.token)
+            assert output.request not in reasons
+            if output.finish_reason is not None:
+                reasons[output.request] = output.finish_reason
+    batch.close()
+    assert [reasons[i] for i in ids] == ["stop", "length", "context"]
+    assert made[ids[0]] == [*expected[: expected.index(stop)], None]
+    assert made[ids[1]] == expected[:5] and made[ids[2]] == expected
+    assert batch.step() == []
+
+
+def test_seeded_requests_draw_what_they_draw_alone(loaded: LoadedModel) -> None:
+    """Beside a greedy one; each has a source of its own."""
+    prompts = prompts_of([5, 9, 7])
+    params = [
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_k=9, seed=2),
+    ]
+    expected = [list(generate(loaded.model, p, s, max_tokens=COUNT)) for p, s in zip(prompts, params, strict=True)]
+    batch = Batch(loaded.model, max_requests=3, max_len=64)
+    ids = [batch.add(p, s, max_tokens=COUNT) for p, s in zip(prompts, params, strict=True)]
+    made: dict[int, list[int | None]] = {i: [] for i in ids}
+    while batch.running:
+        for output in batch.step():
+            made[output.request].append(output.token)
+    batch.close()
+    assert list(made.values()) == expected
+
+
+def test_what_does_not_fit_is_refused_and_the_others_go_on(loaded: LoadedModel) -> None:
+    """At add(), before anything is computed."""
+    prompt = prompts_of([8])[0]
+    batch = Batch(loaded.model, max_requests=2, max_len=32, block_size=4, num_blocks=7)
+    with pytest.raises(ConfigError, match=r"has 40 tokens, and a request of this batch holds 32[\s\S]*max_len=41"):
+        batch.add([5] * 40)
+    with pytest.raises(ConfigError, match=r"holds 640[\s\S]*Remedy"):
+        batch.add([5] * 640)
+    with pytest.raises(ConfigError, match=r"never fit the cache[\s\S]*need 8 blocks of 4[\s\S]*num_blocks=8"):
+        batch.add(prompt, max_tokens=100)
+    with pytest.raises(ConfigError, match="empty"):
+        batch.add([])
+    first = batch.add(prompt, max_tokens=9)
+    made = [o.token for o in batch.step()]
+    with pytest.raises(
+        UnsupportedError, match=r"1 requests run, and go on[\s\S]*4 blocks are needed, and 3 of 7 are free"
+    ):
+        batch.add(prompt, max_tokens=9)
+    batch.add([7], max_tokens=2)
+    with pytest.raises(UnsupportedError, match=r"max_requests=2[\s\S]*Remedy"):
+        batch.add([7], max_tokens=1)
+    while batch.running:
+        made += [o.token for o in batch.step() if o.request == first]
+    assert made == alone(loaded, prompt, 9)
+    batch.close()
+
+
+def test_an_unknown_request_cannot_be_removed(loaded: LoadedModel) -> None:
+    """The error says whether it ended or never was."""
+    batch = Batch(loaded.model, max_requests=2, max_len=32)
+    first, second = batch.add([5, 6]), batch.add([7])
+    batch.remove(first)
+    with pytest.raises(UnknownNameError, match=rf"has ended, or was removed[\s\S]*running: {second}\."):
+        batch.remove(first)
+    with pytest.raises(UnknownNameError, match="No such id was given out"):
+        batch.remove(77)
+    batch.close()
+    assert batch.running == () and batch.cache.allocator.num_free == batch.cache.num_blocks
+
+
+def test_all_prompts_of_generate_are_checked_first(loaded: LoadedModel) -> None:
+    """Nothing joins if one never fits."""
+    batch = Batch(loaded.model, max_requests=2, max_len=32)
+    with pytest.raises(ConfigError, match="token id 320"):
+        batch.generate([[5, 6], [320]])
+    assert batch.running == ()
+    batch.close()
+
+
+def test_the_model_is_as_before_after_a_batch(loaded: LoadedModel) -> None:
+    """Also between the steps a text of its own goes through a cache of its own."""
+    prompt = prompts_of([9])[0]
+    expected = alone(loaded, prompt)
+    batch = Batch(loaded.model, max_requests=2, max_len=64)
+    batch.add(prompt)
+    batch.step()
+    assert alone(loaded, prompt) == expected
+    batch.close()
+    ids = torch.tensor(prompt)
+    with torch.inference_mode():
+        logits = loaded.model.compute_logits(loaded.model(ids, torch.arange(9)))
+    assert int(logits[-1].argmax()) == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_requests": 0}, "max_requests=0"),
+        ({"max_len": 1}, "max_len=1"),
+        ({"block_size": 0}, "block_size=0"),
+        ({"max_requests": 9, "max_step_tokens": 8}, "max_step_tokens=8[\\s\\S]*from 9"),
+    ],
+)
+def test_impossible_numbers_are_refused(loaded: LoadedModel, options: dict[str, int], message: str) -> None:
+    """Before a cache is allocated."""
+    with pytest.raises(ConfigError, match=message):
+        Batch(loaded.model, **options)  # type: ignore[arg-type]
+
+
+def test_graphs_are_refused_on_the_cpu(loaded: LoadedModel) -> None:
+    """With the reason and what to do."""
+    with pytest.raises(UnsupportedError, match=r"device 'cpu'[\s\S]*platform[\s\S]*Remedy: leave graphs out"):
+        Batch(loaded.model, graphs=True)
