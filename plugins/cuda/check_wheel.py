@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent
 TORCH = re.compile(r"(aoti_)?torch_\w+")
 """The names of torch's stable C interface; whether torch still has them is seen when the file is loaded."""
-FOREIGN = re.compile(r"_Z(N|NK|T[IVS])?S?t?\d*(c10|2at|5torch|torch)")
+FOREIGN = re.compile(r"_Z\w*?N[VK]*(3c10|2at|5torch)")
 """C++ names of torch, in the mangling of GCC: none of them is stable."""
 LOAD = """
 import sys
