@@ -27,9 +27,9 @@ FASTEST, CHECKED, BOUND = 1.0, 16, 0.02
 CONDITIONS = (
     "bfloat16, top 8, random routing, 16 (up to 8 tokens) or 4 routings rotated in one CUDA graph, median of 30 "
     "replays; the weights of the experts that are hit exceed the L2 cache. grouped_mm: sort, gather, "
-    "torch._grouped_mm, our gated activation, torch._grouped_mm, scatter and sum, in the same graph, as transformers' grouped_mm "
-    "experts do. loop: for each expert that is hit an index, two products and an index_add, eager, median of 5 after "
-    "2. second: the product of the intermediate rows and the weighting and placing of its results."
+    "torch._grouped_mm, our gated activation, torch._grouped_mm, scatter and sum, in the same graph, as "
+    "transformers' grouped_mm experts do. loop: for each expert that is hit an index, two products and an index_add, eager, "
+    "median of 5 after 2. second: the product of the intermediate rows and the weighting and placing of its results."
 )
 
 

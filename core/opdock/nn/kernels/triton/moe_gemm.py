@@ -32,7 +32,7 @@ def multiply(a, b, acc, EXACT: tl.constexpr):
         return tl.dot(a, tl.trans(b), acc)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "per_token"])
 def grouped_gemm(
     out_ptr,
     a_ptr,
@@ -147,7 +147,7 @@ def grouped_gemm(
     tl.store(out_ptr, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (n < n_size)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per_token"])
 def sum_places(part_ptr, out_ptr, ids_ptr, map_ptr, hidden, per_token, BLOCK: tl.constexpr):
     """Add the places of a token, in their order, in float32; those of experts elsewhere were not written."""
     token = tl.program_id(0).to(tl.int64)

@@ -79,7 +79,7 @@ def scatter_places(ids_ptr, map_ptr, cursor_ptr, rows_ptr, begin, numel, experts
     tl.store(rows_ptr + row, places, mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel", "experts", "blocks"])
 def plan_all(
     ids_ptr, map_ptr, cursor_ptr, rows_ptr, table_ptr, numel, experts, blocks,
     CHUNK: tl.constexpr, BINS: tl.constexpr, BM: tl.constexpr,
@@ -95,7 +95,7 @@ def plan_all(
         scatter_places(ids_ptr, map_ptr, cursor_ptr, rows_ptr, begin, numel, experts, CHUNK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel", "experts"])
 def count_chunk(ids_ptr, map_ptr, counts_ptr, numel, experts, CHUNK: tl.constexpr, BINS: tl.constexpr):
     """Add the number of rows that each expert has in a chunk."""
     places = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
@@ -104,7 +104,7 @@ def count_chunk(ids_ptr, map_ptr, counts_ptr, numel, experts, CHUNK: tl.constexp
     tl.atomic_add(counts_ptr + bins, counts, mask=(bins < experts) & (counts > 0), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts", "blocks"])
 def plan_table(counts_ptr, cursor_ptr, table_ptr, experts, blocks, BINS: tl.constexpr, BM: tl.constexpr):
     """Make the table of blocks from the counts."""
     bins = tl.arange(0, BINS)
@@ -112,13 +112,13 @@ def plan_table(counts_ptr, cursor_ptr, table_ptr, experts, blocks, BINS: tl.cons
     write_table(counts, cursor_ptr, table_ptr, experts, blocks, BINS, BM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel", "experts"])
 def scatter_chunk(ids_ptr, map_ptr, cursor_ptr, rows_ptr, numel, experts, CHUNK: tl.constexpr):
     """Sort the places of a chunk."""
     scatter_places(ids_ptr, map_ptr, cursor_ptr, rows_ptr, tl.program_id(0) * CHUNK, numel, experts, CHUNK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel", "experts"])
 def experts_of(ids_ptr, map_ptr, table_ptr, numel, experts, CHUNK: tl.constexpr):
     """Write the local expert of each place, -1 for one that lies elsewhere."""
     places = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
