@@ -1,0 +1,29 @@
+"""Replaced layers. Importing this module registers them; the platform's ``register_oot`` does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opdock.nn.layers import GemmaRMSNorm
+from opdock_ascend import predicates
+
+
+@GemmaRMSNorm.register_oot
+class AscendGemmaRMSNorm(GemmaRMSNorm):
+    """The operator adds 1 to the weight itself, in float32.
+
+    The in-tree layer hands 1 + weight in float32 to the op ``rms_norm``. Beside activations in 16 bits no operator
+    takes that, so each norm of a Gemma would run native: six kernels instead of one, and the sum again in every call.
+    """
+
+    def forward_oot(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the norm of x; with a residual, (norm of the sum, the sum)."""
+        weight, epsilon = self.weight, self.variance_epsilon
+        if predicates.gemma_rms_norm(x, weight, epsilon) is not True:
+            return self.forward_native(x, residual)
+        if residual is None:
+            y: Tensor = torch.ops.npu.npu_gemma_rms_norm.default(x.contiguous(), weight, epsilon)[0]
+            return y
+        total = x + residual
+        return torch.ops.npu.npu_gemma_rms_norm.default(total.contiguous(), weight, epsilon)[0], total
