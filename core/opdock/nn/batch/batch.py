@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from opdock import context
 from opdock.errors import ConfigError, UnknownNameError, UnsupportedError
-from opdock.nn.batch.graphs import why_no_graphs
+from opdock.nn.batch.capture import Capture, why_no_graphs
 from opdock.nn.batch.request import Output, Part, Request, plan_step
 from opdock.nn.batch.runner import Flight, Runner
 from opdock.nn.generation import check_request
@@ -31,6 +31,7 @@ class Batch:
         block_size: positions of a block.
         max_step_tokens: the most tokens of one step, decodes included; longer prompts are computed in parts.
         graphs: whether decode steps are captured and replayed.
+        capture: what makes a graph of a step; None takes the device's own.
 
     Raises: ConfigError for an impossible number; UnsupportedError for graphs where the platform has none.
     """
@@ -45,6 +46,7 @@ class Batch:
         block_size: int = 16,
         max_step_tokens: int = 8192,
         graphs: bool = False,
+        capture: Capture | None = None,
     ) -> None:
         """Allocate the cache."""
         self.device = model.model.embed_tokens.weight.device
@@ -57,7 +59,7 @@ class Batch:
         ):
             if number < least:
                 raise ConfigError(f"{name}={number} is not possible.", remedy=f"use a number from {least}.")
-        reason = why_no_graphs(self.device) if graphs else ""
+        reason = why_no_graphs(self.device) if graphs and capture is None else ""
         if reason:
             raise UnsupportedError(
                 f"Decode steps cannot be captured on the device {str(self.device)!r}.",
@@ -74,6 +76,7 @@ class Batch:
             max_requests=max_requests,
             width=width,
             graphs=graphs,
+            capture=capture,
         )
         self.cache = self._runner.cache
         self._requests: dict[int, Request] = {}

@@ -11,6 +11,7 @@ import torch
 from opdock import context
 from opdock.nn.attention.forward_context import set_forward_context
 from opdock.nn.attention.paged_cache import PagedKVCache
+from opdock.nn.batch.capture import Capture, GraphCapture
 from opdock.nn.batch.graphs import DecodeGraphs
 from opdock.nn.batch.inputs import step_inputs
 from opdock.nn.batch.request import Part
@@ -51,10 +52,19 @@ class Runner:
         max_requests: the largest batch.
         width: the most blocks of a request.
         graphs: whether decode steps are captured and replayed.
+        capture: what makes a graph of a step; None takes the device's.
     """
 
     def __init__(
-        self, model: CausalDecoder, *, num_blocks: int, block_size: int, max_requests: int, width: int, graphs: bool
+        self,
+        model: CausalDecoder,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_requests: int,
+        width: int,
+        graphs: bool,
+        capture: Capture | None = None,
     ) -> None:
         """Allocate the cache, and bind the model's attention layers to it."""
         self.model = model
@@ -71,6 +81,7 @@ class Runner:
                     max_requests=max_requests,
                     width=width,
                     device=self.device,
+                    capture=capture or GraphCapture(self.device),
                 )
 
     def launch(self, parts: Sequence[Part]) -> Flight:
@@ -113,7 +124,7 @@ class Runner:
             if not request.sampling.greedy:
                 tokens[row : row + 1] = sample(logits[row : row + 1], request.sampling, request.generator)
         if self.device.type == "cpu":
-            return Flight(parts, replayed, tokens, None)
+            return Flight(parts, replayed, tokens.clone(), None)  # the next step writes them
         host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         host.copy_(tokens, non_blocking=True)
         arrived = torch.get_device_module(self.device).Event()

@@ -1,0 +1,55 @@
+"""Capturing launches on a device once and replaying them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from opdock import context
+
+
+class Capture(Protocol):
+    """Runs a function once, and returns what repeats its launches over the same memory, and what it returned."""
+
+    def __call__(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        """Capture ``step``."""
+        ...
+
+
+def why_no_graphs(device: torch.device) -> str:
+    """Return why steps cannot be captured on a device, "" if they can."""
+    platform = context.platform()
+    if not platform.support_static_graph_mode():
+        return "The platform has no graphs of launches: support_static_graph_mode() says no."
+    if device.type == "cpu" or not hasattr(torch.get_device_module(device), "CUDAGraph"):
+        return f"torch captures no launches on {device.type!r}."
+    return ""
+
+
+class GraphCapture:
+    """Captures with the graphs that torch has for a device; all share one pool of memory.
+
+    Args:
+        device: that ``why_no_graphs`` says nothing against.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Capture nothing yet."""
+        self._torch: Any = torch.get_device_module(device)
+        self._pool: Any = None
+
+    def __call__(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        """Run ``step`` twice on a stream beside, for what compiles or allocates at its first call; then capture it."""
+        stream = self._torch.Stream()
+        stream.wait_stream(self._torch.current_stream())
+        with self._torch.stream(stream):
+            for _ in range(2):
+                step()
+        self._torch.current_stream().wait_stream(stream)
+        graph = self._torch.CUDAGraph()
+        self._pool = self._pool or self._torch.graph_pool_handle()
+        with self._torch.graph(graph, pool=self._pool, stream=stream):
+            made = step()
+        return graph.replay, made

@@ -1,0 +1,107 @@
+"""The buffers and the order of replayed steps; what stands for the device's graph here runs the same code again."""
+
+from __future__ import annotations
+
+import contextvars
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opdock
+from opdock.nn.batch import Batch
+from opdock.nn.batch.graphs import bucket_sizes
+from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
+
+
+class Rerun:
+    """Captures nothing: a replay runs the step again, over the same buffers. Counts both."""
+
+    def __init__(self) -> None:
+        self.captured = self.replayed = 0
+
+    def __call__(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+        self.captured += 1
+        inside = contextvars.copy_context()  # the forward context, which a graph has no need of
+        made = step().clone()
+
+        def replay() -> None:
+            self.replayed += 1
+            made.copy_(inside.run(step))
+
+        return replay, made
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoints: Callable[[str], tuple[Path, Any]]) -> Iterator[LoadedModel]:
+    """A small random model in float32."""
+    folder, _ = checkpoints("llama")
+    with opdock.set_current_config():
+        yield load_model(folder, dtype=torch.float32)
+
+
+def test_buckets_hold_every_batch_size() -> None:
+    """Small ones exactly, larger ones with at most seven rows of padding."""
+    assert bucket_sizes(1) == (1,) and bucket_sizes(3) == (1, 2, 3) and bucket_sizes(21) == (1, 2, 4, 8, 16, 21)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_replays_make_what_each_request_makes_alone(loaded: LoadedModel, count: int) -> None:
+    """Odd batch sizes are padded; one graph serves all steps of a size."""
+    chance = random.Random(count)
+    prompts = [[chance.randrange(3, 320) for _ in range(chance.randrange(1, 40))] for _ in range(count)]
+    capture = Rerun()
+    batch = Batch(loaded.model, max_requests=7, max_len=64, block_size=4, graphs=True, capture=capture)
+    made = batch.generate(prompts, max_tokens=20)
+    batch.close()
+    assert made == [list(generate(loaded.model, p, max_tokens=20)) for p in prompts]
+    assert capture.captured == 1 and capture.replayed == 19
+
+
+def test_joins_stops_and_removals_between_replays(loaded: LoadedModel) -> None:
+    """Also while a step is in flight, whose other tokens count."""
+    chance = random.Random(11)
+    prompts = [[chance.randrange(3, 320) for _ in range(chance.randrange(1, 30))] for _ in range(24)]
+    expected = [list(generate(loaded.model, p, max_tokens=16)) for p in prompts]
+    capture = Rerun()
+    batch = Batch(loaded.model, max_requests=5, max_len=48, block_size=4, graphs=True, capture=capture)
+    made: dict[int, list[int | None]] = {}
+    at: dict[int, int] = {}
+    gone: set[int] = set()
+    following = 0
+    while following < 24 or batch.running:
+        while following < 24 and len(batch.running) < 5 and chance.random() < 0.4:
+            stop = [expected[following][9]] if following % 3 == 0 else []
+            new = batch.add(prompts[following], max_tokens=16, stop_tokens=stop)
+            made[new], at[new], following = [], following, following + 1
+        if batch.running and chance.random() < 0.05:
+            gone.add(chance.choice(batch.running))
+            batch.remove(next(iter(gone & set(batch.running))))
+        for output in batch.step():
+            assert output.request not in gone
+            made[output.request].append(output.token)
+    assert batch.cache.allocator.num_free == batch.cache.num_blocks
+    batch.close()
+    for request, tokens in made.items():
+        wanted: list[int | None] = list(expected[at[request]])
+        if at[request] % 3 == 0:
+            wanted = [*wanted[: wanted.index(wanted[9])], None]
+        assert tokens == wanted[: len(tokens)] and (request in gone or len(tokens) == len(wanted))
+    assert gone and capture.replayed > 50 and capture.captured <= 4
+
+
+def test_drawn_tokens_are_the_next_input(loaded: LoadedModel) -> None:
+    """Beside greedy ones, and though the next step is launched before they are read."""
+    prompt = [5, 6, 7]
+    sampling = [SamplingParams(temperature=1.0, seed=3), SamplingParams(), SamplingParams(temperature=1.3, seed=4)]
+    expected = [list(generate(loaded.model, prompt, s, max_tokens=12)) for s in sampling]
+    batch = Batch(loaded.model, max_requests=4, max_len=32, graphs=True, capture=Rerun())
+    made: dict[int, list[int | None]] = {batch.add(prompt, s, max_tokens=12): [] for s in sampling}
+    while batch.running:
+        for output in batch.step():
+            made[output.request].append(output.token)
+    batch.close()
+    assert list(made.values()) == expected
