@@ -1,12 +1,16 @@
-"""Replaced layers. Importing this module registers them; the platform's ``register_oot`` does."""
+"""Replaced layers, and the attention backend: registered by importing this module, as ``register_oot`` does."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from opdock.nn.attention.registry import register_backend
 from opdock.nn.layers import GemmaRMSNorm
 from opdock_ascend import predicates
+from opdock_ascend.platform import ATTENTION
+
+register_backend("ASCEND", ATTENTION)
 
 
 @GemmaRMSNorm.register_oot

@@ -17,6 +17,9 @@ WITHOUT_BFLOAT16 = ("Ascend310", "Ascend910A", "Ascend910ProA", "Ascend910ProB",
 """How the names of chips begin whose vector units have no bfloat16."""
 
 
+ATTENTION = "opdock_ascend.attention:AscendAttentionBackend"
+
+
 class AscendPlatform(Platform):
     """Ascend NPUs. Facts come from torch_npu, which starts the driver when it is first asked."""
 
@@ -28,7 +31,7 @@ class AscendPlatform(Platform):
     device_control_env_var = visible.VARIABLE
     # Inductor makes code for NPUs only with a compiler of its own. This one runs opdock's passes, then the graph.
     simple_compile_backend = "opdock_eager"
-    supported_quantization = ["gguf", "w8a8_dynamic"]  # noqa: RUF012 - the host's attribute
+    supported_quantization = ["int8_w8a8", "compressed-tensors"]  # noqa: RUF012 - the host's attribute
     ray_device_key = "NPU"
     ray_noset_device_env_vars = ["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"]  # noqa: RUF012
     api_version = 1
@@ -97,7 +100,7 @@ class AscendPlatform(Platform):
 
     @classmethod
     def register_oot(cls) -> None:
-        """Register the replaced layers."""
+        """Register the replaced layers, and the attention backend."""
         from opdock_ascend import layers  # noqa: F401
 
     @classmethod
@@ -106,6 +109,16 @@ class AscendPlatform(Platform):
         from opdock_ascend.priorities import default_priority
 
         return default_priority()
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        """Return the backend ``ASCEND`` where it is asked for, or none is and it fits; else the host chooses."""
+        from opdock_ascend.attention import NAME, AscendAttentionBackend
+
+        fits = selected_backend is None and not AscendAttentionBackend.validate_configuration(attn_selector_config)
+        return ATTENTION if fits or selected_backend == NAME else ""
 
     @classmethod
     def set_device(cls, device: Any) -> None:
