@@ -26,6 +26,7 @@ def test_the_tables_name_what_serves_each_op(model: Path, capsys: Capture) -> No
     assert sum(row[:6] == ["silu_and_mul", "IR", "op:", "native", "2", "6"] for row in rows) == 2
     assert sum(row[:5] == ["row_parallel_linear", "RowParallelLinear", "forward", "4", "4"] for row in rows) == 2
     assert sum(row[0] == "total" for row in rows) == 2
+    assert out.count("Provider native ran 9 of 9 calls of IR ops: ") == 2
 
 
 def test_the_schema_is_stable(model: Path, json_of: Json) -> None:
@@ -76,6 +77,13 @@ def test_a_chrome_trace_is_written_where_it_is_asked_for(model: Path, tmp_path: 
     assert f"Wrote {file}" in capsys.readouterr().out
     names = {event.get("name") for event in json.loads(file.read_text())["traceEvents"]}
     assert {"opdock step: prompt", "opdock step: token"} < names
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can make a file")
+def test_a_chrome_trace_that_cannot_be_written_is_an_error_in_words(model: Path, capsys: Capture) -> None:
+    """Only the attempt tells: the folder is there."""
+    assert cli.main(["trace", str(model), "--tokens", "2", "--chrome", "/proc/no_such_trace.json"]) != 0
+    assert "The trace cannot be written to '/proc/no_such_trace.json'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ def _print(found: Trace, model: str) -> None:
             [*map(_cells, step.rows), _total(step)],
             title=f"{what}: host {step.host_us:,.0f} µs, until done {step.wall_us:,.0f} µs, without the profiler",
         )
+        _print_answer(step)
         _print_timeline(step)
     if found.note:
         render.line(found.note)
@@ -114,6 +115,21 @@ def _print(found: Trace, model: str) -> None:
         "What is inside another op of the table counts there alone. Host times of ops are under the profiler, "
         "which adds some microseconds to each op."
     )
+
+
+def _print_answer(step: StepTrace) -> None:
+    """Say in a line which provider ran the IR ops, so that nobody has to add up the table."""
+    from opdock.cli import render
+
+    calls: dict[str, int] = {}
+    ops: dict[str, list[str]] = {}
+    for row in step.rows:
+        if row.key.level == "ir":
+            calls[row.key.served_by] = calls.get(row.key.served_by, 0) + row.calls
+            ops.setdefault(row.key.served_by, []).append(row.key.op)
+    total = sum(calls.values())
+    for provider, count in sorted(calls.items(), key=lambda each: -each[1]):
+        render.line(f"Provider {provider} ran {count} of {total} calls of IR ops: {', '.join(ops[provider])}")
 
 
 def _cells(row: TraceRow) -> tuple[object, ...]:

@@ -154,11 +154,12 @@ def trace_model(model: CausalDecoder, *, tokens: int = 16, batch: int = 1, chrom
             run()
         times = {name: _times(run, device) for name, run in steps.items()}
         with ranges(model) as labels:
-            if activity is not None:  # the first profile of a process starts the device's own recording
-                with profile(activities=[activity]):
-                    steps["token"]()
-                    _wait(device)
-            with profile(activities=[ProfilerActivity.CPU] + ([activity] if activity is not None else [])) as seen:
+            activities = [ProfilerActivity.CPU] + ([activity] if activity is not None else [])
+            with profile(activities=activities):  # the first profile of a process takes milliseconds to get going
+                for run in steps.values():
+                    run()
+                _wait(device)
+            with profile(activities=activities) as seen:
                 for name, run in steps.items():
                     with record_function(_label(name)):
                         run()
@@ -283,7 +284,17 @@ def _label(step: str) -> str:
 
 def _events(seen: profile, chrome: Path | None) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        file = chrome or Path(folder) / "trace.json"
+        file = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(file))
-        found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+        text = file.read_text(encoding="utf-8")
+    if chrome is not None:
+        try:
+            chrome.write_text(text, encoding="utf-8")
+        except OSError as err:
+            raise ConfigError(
+                f"The trace cannot be written to {str(chrome)!r}.",
+                why=err.strerror or str(err),
+                remedy="name a file in a folder that can be written to.",
+            ) from err
+    found: list[dict[str, Any]] = json.loads(text)["traceEvents"]
     return found
