@@ -235,8 +235,10 @@ def run_all(all_cases: list[Case]) -> None:
     """Run the calls one after the other; a fault names its call."""
     name = "nothing yet"
     try:
-        for case in all_cases:
+        for number, case in enumerate(all_cases):
             name = case.name
+            if number % 500 == 0:
+                print(f"call {number}: {name}", flush=True)
             case.run()
             torch.cuda.synchronize()
     except RuntimeError as err:
