@@ -1,7 +1,7 @@
 """Which arguments the kernels take: pure functions of metadata, each with the parameters of its IR op.
 
-Each returns True, or the reason why not. They are asked on every eager call: those of a decoder's common ops begin
-with the common case, dense tensors, in as few looks as tell it; what fails there is looked at again, for the reason.
+Each returns True, or the reason why not. They are asked on every eager call, and ask ``direct.fits`` first, compiled code
+that knows the common layouts; what it does not take is looked at here, and refused with the reason.
 """
 
 # ruff: noqa: ARG001, FBT001, FBT002 - the parameters are those of the IR ops
@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opdock_cuda.direct import fits
 from opdock_cuda.layout import lies_apart, rows_of
 
 Answer = bool | str
@@ -31,19 +32,7 @@ _SHAPES = "x and x_residual differ in shape"
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Answer:
     """Return whether the kernel takes the arguments of ``rms_norm``."""
-    if (
-        variance_size is None
-        and x.is_cuda
-        and x.is_contiguous()
-        and weight is not None
-        and weight.is_contiguous()
-        and weight.ndim == 1
-        and _NARROW <= weight.numel() == x.shape[-1] < _LIMIT
-        and weight.dtype is (dtype := x.dtype)
-        and dtype in _FLOATS
-        and weight.get_device() == x.get_device()
-        and not (_with_grad() and (x.requires_grad or weight.requires_grad))
-    ):
+    if fits.rms_norm(x, weight, epsilon, variance_size):
         return True
     if variance_size is not None:
         return _PART
@@ -54,24 +43,7 @@ def fused_add_rms_norm(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``fused_add_rms_norm``, both of which it writes."""
-    if (
-        variance_size is None
-        and x.is_cuda
-        and x.is_contiguous()
-        and x_residual.is_contiguous()
-        and weight is not None
-        and weight.is_contiguous()
-        and weight.ndim == 1
-        and _NARROW <= weight.numel() == (shape := x.shape)[-1] < _LIMIT
-        and x_residual.shape == shape
-        and weight.dtype is (dtype := x.dtype)
-        and x_residual.dtype is dtype
-        and dtype in _FLOATS
-        and weight.get_device() == (device := x.get_device())
-        and x_residual.get_device() == device
-        and x_residual is not x
-        and not (_with_grad() and (x.requires_grad or x_residual.requires_grad or weight.requires_grad))
-    ):
+    if fits.fused_add_rms_norm(x, x_residual, weight, epsilon, variance_size):
         return True
     if variance_size is not None:
         return _PART
@@ -90,10 +62,10 @@ def rms_norm_static_fp8_quant(
     x: Tensor, weight: Tensor | None, scale: Tensor, epsilon: float, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``rms_norm_static_fp8_quant``."""
+    if fits.rms_norm_static_fp8_quant(x, weight, scale, epsilon, dtype):
+        return True
     if dtype is not _FP8:
         return _other_fp8(dtype)
-    if _is_common(x, weight):
-        return _refuse_scale(scale, x) or True
     return _refuse(x) or _refuse_scale(scale, x) or (weight is not None and _refuse_weight(weight, x)) or True
 
 
@@ -105,7 +77,7 @@ def rms_norm_dynamic_per_token_fp8_quant(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``rms_norm_dynamic_per_token_fp8_quant``."""
-    if dtype is _FP8 and scale_ub is None and _is_common(x, weight):
+    if fits.rms_norm_dynamic_per_token_fp8_quant(x, weight, epsilon, scale_ub, dtype):
         return True
     return _refuse_token(x, scale_ub, dtype) or (weight is not None and _refuse_weight(weight, x)) or True
 
@@ -119,10 +91,10 @@ def fused_add_rms_norm_static_fp8_quant(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``fused_add_rms_norm_static_fp8_quant``."""
+    if fits.fused_add_rms_norm_static_fp8_quant(x, x_residual, weight, scale, epsilon, dtype):
+        return True
     if dtype is not _FP8:
         return _other_fp8(dtype)
-    if _is_common(x, weight):
-        return _refuse_residual(x, x_residual) or _refuse_scale(scale, x) or True
     return (
         _refuse(x)
         or _refuse_residual(x, x_residual)
@@ -141,8 +113,8 @@ def fused_add_rms_norm_dynamic_per_token_fp8_quant(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``fused_add_rms_norm_dynamic_per_token_fp8_quant``."""
-    if dtype is _FP8 and scale_ub is None and _is_common(x, weight):
-        return _refuse_residual(x, x_residual) or True
+    if fits.fused_add_rms_norm_dynamic_per_token_fp8_quant(x, x_residual, weight, epsilon, scale_ub, dtype):
+        return True
     return (
         _refuse_token(x, scale_ub, dtype)
         or _refuse_residual(x, x_residual)
@@ -153,11 +125,15 @@ def fused_add_rms_norm_dynamic_per_token_fp8_quant(
 
 def silu_and_mul(x: Tensor) -> Answer:
     """Return whether the kernel takes the argument of ``silu_and_mul``."""
+    if fits.silu_and_mul(x):
+        return True
     return _refuse(x) or (x.shape[-1] % 2 != 0 and _ODD) or True
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Answer:
     """Return whether the kernel takes the arguments of ``gelu_and_mul``."""
+    if fits.gelu_and_mul(x, approximate):
+        return True
     if approximate not in ("tanh", "none"):
         return f"no kernel for approximate={approximate!r}"
     return _refuse(x) or (x.shape[-1] % 2 != 0 and _ODD) or True
@@ -165,6 +141,8 @@ def gelu_and_mul(x: Tensor, approximate: str = "none") -> Answer:
 
 def silu_and_mul_static_fp8_quant(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Answer:
     """Return whether the kernel takes the arguments of ``silu_and_mul_static_fp8_quant``."""
+    if fits.silu_and_mul_static_fp8_quant(x, scale, dtype):
+        return True
     if dtype is not _FP8:
         return _other_fp8(dtype)
     return _refuse(x) or _refuse_scale(scale, x) or (x.shape[-1] % 2 != 0 and _ODD) or True
@@ -174,11 +152,15 @@ def silu_and_mul_dynamic_per_token_fp8_quant(
     x: Tensor, scale_ub: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``silu_and_mul_dynamic_per_token_fp8_quant``."""
+    if fits.silu_and_mul_dynamic_per_token_fp8_quant(x, scale_ub, dtype):
+        return True
     return _refuse_token(x, scale_ub, dtype) or (x.shape[-1] % 2 != 0 and _ODD) or True
 
 
 def static_scaled_fp8_quant(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Answer:
     """Return whether the kernel takes the arguments of ``static_scaled_fp8_quant``."""
+    if fits.static_scaled_fp8_quant(x, scale, dtype):
+        return True
     if dtype is not _FP8:
         return _other_fp8(dtype)
     return _refuse(x) or _refuse_scale(scale, x) or True
@@ -188,6 +170,8 @@ def dynamic_per_token_scaled_fp8_quant(
     x: Tensor, scale_ub: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``dynamic_per_token_scaled_fp8_quant``."""
+    if fits.dynamic_per_token_scaled_fp8_quant(x, scale_ub, dtype):
+        return True
     return _refuse_token(x, scale_ub, dtype) or True
 
 
@@ -195,6 +179,8 @@ def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``rotary_embedding``, of which it writes query and key."""
+    if fits.rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
+        return True
     if not query.is_cuda:
         return _other_device("query", query)
     device, dtype = query.get_device(), query.dtype
@@ -257,22 +243,6 @@ def reshape_and_cache(
 
 
 # -- what several have in common: each returns the reason, or a false value
-
-
-def _is_common(x: Tensor, weight: Tensor | None) -> bool:
-    """Return whether x and weight are dense and fit, in as few looks as tell it; ``rms_norm`` has it written out."""
-    return (
-        x.is_cuda
-        and x.is_contiguous()
-        and weight is not None
-        and weight.is_contiguous()
-        and weight.ndim == 1
-        and _NARROW <= weight.numel() == x.shape[-1] < _LIMIT
-        and weight.dtype is (dtype := x.dtype)
-        and dtype in _FLOATS
-        and weight.get_device() == x.get_device()
-        and not (_with_grad() and (x.requires_grad or weight.requires_grad))
-    )
 
 
 def _refuse(x: Tensor) -> Answer:
