@@ -257,9 +257,15 @@ class IrOpPriorityConfig(Mapping[str, list[str]]):
 
 @dataclass
 class KernelConfig(Sealed):
-    """Which kernels are preferred."""
+    """Which kernels are preferred.
+
+    Args:
+        ir_op_priority: of the providers of IR ops.
+        moe_backend: what computes the experts of a mixture, or ``auto``; checked where a layer is built.
+    """
 
     ir_op_priority: IrOpPriorityConfig = field(default_factory=IrOpPriorityConfig)
+    moe_backend: str = "auto"
 
     def __post_init__(self) -> None:
         """Accept a plain mapping for the priorities."""

@@ -27,7 +27,8 @@ class Row:
         level: ``layer`` for an op class, ``ir`` for an IR op.
         op: registered name.
         served_by: qualified name of the class that ran, or the name of the provider.
-        method: the method that a CustomOp bound, ``forward`` for other layers, "" for an IR op.
+        method: the method that a CustomOp bound, for other layers the backend that they chose or ``forward``, "" for
+            an IR op.
         calls: number of calls.
     """
 
@@ -86,7 +87,8 @@ def recording_compiled() -> Iterator[Recording]:
 def describe(module: OpClass) -> tuple[str, str, str]:
     """Return (op name, class, method) of a built op class."""
     cls = type(module)
-    method = module.__dict__["_bound"][0] if isinstance(module, CustomOp) else "forward"
+    # a layer that chose among backends says which one it runs
+    method = module.__dict__["_bound"][0] if isinstance(module, CustomOp) else getattr(module, "served_by", "forward")
     return getattr(module, "name", cls.__name__), f"{cls.__module__}.{cls.__qualname__}", method
 
 

@@ -139,15 +139,20 @@ class MultiHeadLatentAttention(PluggableLayer):
         both = both.view(batch, 1, tokens // batch, -1)
         if cache is not None:
             both = cache.append_rows(both)  # type: ignore[attr-defined]
-        attend = self._absorbed if tokens == batch else self._expanded
+        attend = self._absorbed if tokens == batch and self._plain() else self._expanded
         out, _ = self.o_proj(attend(q_nope, q_rope, both))
         return out  # type: ignore[no-any-return]
+
+    def _plain(self) -> bool:
+        """Return whether the matrix that makes keys and values lies there as it is, not quantised."""
+        weight = self.kv_b_proj._parameters.get("weight")
+        return weight is not None and weight.dtype.itemsize > 1 and weight.shape[-1] == self.latent.kv_rank
 
     def _absorbed(self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Attend from one new token of each sequence, in the space of the latent rows."""
         sizes = self.latent
-        # (heads, nope + value, rank)
-        weight = self.kv_b_proj.weight.view(self.num_heads, -1, sizes.kv_rank)
+        matrix: torch.Tensor = self.kv_b_proj.weight  # type: ignore[assignment]
+        weight = matrix.view(self.num_heads, -1, sizes.kv_rank)  # of each head: key rows, then value rows
         to_key, to_value = weight.split((sizes.nope_dim, sizes.value_dim), dim=1)
         inside = torch.bmm(q_nope.transpose(0, 1), to_key).transpose(0, 1)  # (batch, heads, rank)
         query = torch.cat((inside, q_rope), dim=-1).unsqueeze(1)

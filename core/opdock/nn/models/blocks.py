@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from opdock.errors import UnsupportedError
 from opdock.nn.attention import KVCache
 from opdock.nn.layers import (
     GeluAndMul,
@@ -60,9 +59,9 @@ class DecoderMLP(nn.Module):
 def build_mlp(config: ModelConfig, index: int, prefix: str) -> nn.Module:
     """Return the MLP of layer ``index``, experts where it has them: rows in, rows out, (num_tokens, hidden)."""
     if config.mixture is not None and index in config.mixture.layers:
-        from opdock.nn.moe.block import MixtureBlock
+        from opdock.nn.moe.block import build_mixture
 
-        raise UnsupportedError(f"{prefix}: no mixture of experts yet.", remedy="use a dense model.")
+        return build_mixture(config, prefix)
     return DecoderMLP(config, prefix)
 
 
@@ -77,9 +76,7 @@ def build_attention(
         return usual(config, rotary, prefix)
     from opdock.nn.layers.mla import MultiHeadLatentAttention
 
-    return MultiHeadLatentAttention(
-        config.hidden_size, config.num_heads, config.latent, rotary, eps=config.rms_norm_eps, prefix=prefix
-    )
+    return MultiHeadLatentAttention(config.hidden_size, config.num_heads, config.latent, rotary, prefix=prefix)
 
 
 def build_rotary(config: ModelConfig) -> RotaryEmbedding:

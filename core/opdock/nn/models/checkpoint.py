@@ -27,12 +27,12 @@ class Target:
     Args:
         param: name of the model's parameter.
         shape: that the tensor must have.
-        shard: which of the joined matrices it is, or None for the whole parameter.
+        shard: which of the joined matrices it is, (matrix, expert) in a mixture, or None for the whole parameter.
     """
 
     param: str
     shape: tuple[int, ...]
-    shard: str | int | None = None
+    shard: str | int | tuple[str, int] | None = None
 
 
 class Checkpoint(Protocol):
@@ -55,41 +55,29 @@ class Checkpoint(Protocol):
 
 def checkpoint_plan(config: ModelConfig) -> dict[str, Target]:
     """Return the tensors that a decoder's checkpoint must hold: name to target."""
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_heads * dim, config.num_kv_heads * dim
+    from opdock.nn.models.plan import attention_plan, mlp_plan
+
+    hidden = config.hidden_size
     plan = {
         "model.embed_tokens.weight": Target("model.embed_tokens.weight", (config.vocab_size, hidden)),
         "model.norm.weight": Target("model.norm.weight", (hidden,)),
     }
     if not config.tie_word_embeddings:
         plan["lm_head.weight"] = Target("lm_head.weight", (config.vocab_size, hidden))
-    linears: tuple[tuple[str, str, str | int | None, int, int, bool], ...] = (
-        ("self_attn.q_proj", "self_attn.qkv_proj", "q", q, hidden, config.qkv_bias),
-        ("self_attn.k_proj", "self_attn.qkv_proj", "k", kv, hidden, config.qkv_bias),
-        ("self_attn.v_proj", "self_attn.qkv_proj", "v", kv, hidden, config.qkv_bias),
-        ("self_attn.o_proj", "self_attn.o_proj", None, hidden, q, config.o_bias),
-        ("mlp.gate_proj", "mlp.gate_up_proj", 0, inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", "mlp.gate_up_proj", 1, inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", "mlp.down_proj", None, hidden, inner, config.mlp_bias),
-    )
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
     for i in range(config.num_layers):
-        at = f"model.layers.{i}."
-        for name, param, shard, rows, columns, bias in linears:
-            plan[f"{at}{name}.weight"] = Target(f"{at}{param}.weight", (rows, columns), shard)
-            if bias:
-                plan[f"{at}{name}.bias"] = Target(f"{at}{param}.bias", (rows,), shard)
-        for name, size in norms.items():
-            plan[f"{at}{name}.weight"] = Target(f"{at}{name}.weight", (size,))
+        plan |= attention_plan(config, f"model.layers.{i}.self_attn.")
+        plan |= mlp_plan(config, i)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            plan[f"model.layers.{i}.{name}.weight"] = Target(f"model.layers.{i}.{name}.weight", (hidden,))
     return plan
 
 
 def ignorable(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor that the plan lacks is known to be computed or shared, not loaded."""
     tied = name == "lm_head.weight" and config.tie_word_embeddings
-    return tied or name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
+    # DeepSeek-V3 stores layers behind the last one, which predict further tokens
+    further = config.latent is not None and name.startswith(f"model.layers.{config.num_layers}.")
+    return tied or further or name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
 
 
 def check_header(

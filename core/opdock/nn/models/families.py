@@ -1,4 +1,4 @@
-"""The known architectures and how their configurations are read: Llama (SmolLM2 too), Qwen2 and Qwen3."""
+"""The known architectures and how their configurations are read: Llama (SmolLM2 too), Qwen2, Qwen3, mixtures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from typing import Any
 from opdock.errors import CheckpointError, UnsupportedError
 from opdock.nn.models.architectures import Architecture, architectures
 from opdock.nn.models.config import Fields, ModelConfig, token_ids
+from opdock.nn.models.families_moe import (
+    DEEPSEEK,
+    MIXTRAL,
+    MIXTURES,
+    QWEN2,
+    QWEN3,
+    latent_from_hf,
+    mixture_from_hf,
+)
 
 _DECODER = "opdock.nn.models.decoder:CausalDecoder"
 
@@ -17,7 +26,7 @@ def config_from_hf(raw: Mapping[str, Any], source: str, *, name: str) -> ModelCo
     """Make a ModelConfig from the contents of a config.json."""
     f = Fields(raw, source)
     heads, hidden = f.size("num_attention_heads"), f.size("hidden_size")
-    head_dim = f.size("head_dim", 128 if name == "Qwen3ForCausalLM" else hidden // max(heads, 1))
+    head_dim = _head_dim(f, hidden // max(heads, 1), name)
     theta, scaling = _rope_from_hf(raw, source)
     if raw.get("quantization_config"):
         raise UnsupportedError(
@@ -26,8 +35,9 @@ def config_from_hf(raw: Mapping[str, Any], source: str, *, name: str) -> ModelCo
             why=f"quantization_config: {raw['quantization_config']}",
             remedy="use the unquantised checkpoint, or a GGUF file of the model.",
         )
+    mixture, latent = mixture_from_hf(raw, source, name=name), latent_from_hf(raw, source, scaling, name=name)
     windows = any("sliding" in str(kind) for kind in raw.get("layer_types") or ())
-    if raw.get("use_sliding_window") or windows:
+    if raw.get("use_sliding_window") or windows or (name == MIXTRAL and raw.get("sliding_window")):
         raise UnsupportedError(
             "The model attends to a sliding window, which opdock does not do yet.",
             who=source,
@@ -51,15 +61,30 @@ def config_from_hf(raw: Mapping[str, Any], source: str, *, name: str) -> ModelCo
         rotary_dim=int(head_dim * f.number("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))),
         hidden_act=str(raw.get("hidden_act", "silu")),
         tie_word_embeddings=f.flag("tie_word_embeddings"),
-        qkv_bias=True if name == "Qwen2ForCausalLM" else bias,
-        o_bias=False if name == "Qwen2ForCausalLM" else bias,
-        mlp_bias=f.flag("mlp_bias") and name == "LlamaForCausalLM",
-        qk_norm=name == "Qwen3ForCausalLM",
+        qkv_bias=_qkv_bias(raw, name),
+        o_bias=bias and name in ("LlamaForCausalLM", "Qwen3ForCausalLM", QWEN3, *DEEPSEEK),
+        mlp_bias=f.flag("mlp_bias") and name in ("LlamaForCausalLM", DEEPSEEK[0]),
+        qk_norm=name in ("Qwen3ForCausalLM", QWEN3),
         dtype=dtype.removeprefix("torch.") if isinstance(dtype, str) and dtype != "auto" else None,
         bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
         eos_token_ids=token_ids(raw.get("eos_token_id")),
         source=source,
+        mixture=mixture,
+        latent=latent,
     )
+
+
+def _head_dim(f: Fields, usual: int, name: str) -> int:
+    """Return the length of a head; in latent attention, of its rotated part."""
+    if name in DEEPSEEK:
+        return f.size("qk_rope_head_dim")
+    return f.size("head_dim", 128 if name == "Qwen3ForCausalLM" else usual)
+
+
+def _qkv_bias(raw: Mapping[str, Any], name: str) -> bool:
+    if name == QWEN2:
+        return bool(raw.get("qkv_bias", True))
+    return name == "Qwen2ForCausalLM" or (bool(raw.get("attention_bias")) and name != MIXTRAL)
 
 
 def _rope_from_hf(raw: Mapping[str, Any], source: str) -> tuple[float, dict[str, Any]]:
@@ -137,3 +162,5 @@ def _register(name: str, gguf: str, *, permuted_qk: bool = False) -> None:
 _register("LlamaForCausalLM", "llama", permuted_qk=True)
 _register("Qwen2ForCausalLM", "qwen2")
 _register("Qwen3ForCausalLM", "qwen3")
+for _name in MIXTURES:
+    architectures.register(_name, Architecture(_name, _DECODER, from_hf=partial(config_from_hf, name=_name)))

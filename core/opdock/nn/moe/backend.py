@@ -1,0 +1,128 @@
+"""What a backend of experts is, and the registry of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from opdock.errors import RegistrationError
+from opdock.journal import Registration, Registry
+
+if TYPE_CHECKING:
+    import torch
+
+B = TypeVar("B", bound="type[MoEBackend]")
+
+
+@dataclass(frozen=True)
+class MoEProblem:
+    """What a layer asks of a backend; all that a choice depends on.
+
+    Args:
+        device_type: of the layer's tensors, as torch names it.
+        platform: kind of the platform: ``cpu``, ``cuda``, ``rocm``, ...
+        capability: of the device, (major, minor), or None where it has none.
+        dtype: of the rows.
+        weight_dtype: of the experts' matrices; not ``dtype`` means: with a scale for each of their rows.
+        num_experts: of the layer, on all ranks.
+        local_experts: of them here.
+        top_k: experts of a token.
+        hidden_size: length of a row.
+        intermediate_size: length of a row between the two matrices.
+        activation: of the gate.
+        expert_parallel: number of ranks that share the experts.
+        batch_invariant: whether the bits of a row must not depend on the other rows.
+    """
+
+    device_type: str
+    platform: str
+    capability: tuple[int, int] | None
+    dtype: torch.dtype
+    weight_dtype: torch.dtype
+    num_experts: int
+    local_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    activation: str = "silu"
+    expert_parallel: int = 1
+    batch_invariant: bool = False
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the matrices are stored in another dtype than the rows."""
+        return self.weight_dtype != self.dtype
+
+
+class MoEBackend(ABC):
+    """A way to compute the experts of a step; register a subclass with ``register_moe_backend``.
+
+    Attributes:
+        name: as ``moe_backend`` says it.
+        rank: backends of higher rank are tried first; those of other packages are before ours.
+        batch_invariant: whether a row's bits depend on no other row when the problem asks for that.
+    """
+
+    name: ClassVar[str]
+    rank: ClassVar[int] = 100
+    batch_invariant: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def why_not(cls, problem: MoEProblem) -> str:
+        """Return why the backend cannot serve the problem, "" if it can; it reads no tensor and has no memory."""
+
+    @classmethod
+    @abstractmethod
+    def apply(
+        cls,
+        problem: MoEProblem,
+        x: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        expert_map: torch.Tensor | None,
+        w13_scale: torch.Tensor | None,
+        w2_scale: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return a new tensor with the weighted sum of the experts of each token, like x; mutate nothing.
+
+        See ``opdock.nn.moe.native.fused_experts`` for the meaning of each parameter.
+        """
+
+
+moe_backends: Registry[type[MoEBackend]] = Registry("MoE backend")
+
+
+def register_moe_backend(name: str) -> Callable[[B], B]:
+    """Return a decorator that registers a backend under ``name``.
+
+    Raises: RegistrationError for a class that is none, or the name ``auto``; DuplicateError naming both places.
+    """
+
+    def decorate(cls: B) -> B:
+        given: object = cls
+        if not (isinstance(given, type) and issubclass(given, MoEBackend)):
+            raise RegistrationError(f"{cls!r} is no MoE backend.", remedy="class Name(MoEBackend): ...")
+        if name == "auto" or not name.isidentifier():
+            raise RegistrationError(
+                f"A MoE backend cannot be called {name!r}.", remedy="use another name, of letters, digits and _."
+            )
+        if cls.__abstractmethods__:
+            raise RegistrationError(
+                f"The MoE backend {name!r} defines no {', '.join(sorted(cls.__abstractmethods__))}.",
+                remedy="define what MoEBackend leaves open.",
+            )
+        moe_backends.register(name, cls)
+        cls.name = name
+        return cls
+
+    return decorate
+
+
+def registration_of(name: str) -> Registration:
+    """Return where and by whom a backend was registered."""
+    return moe_backends.record_of(name)

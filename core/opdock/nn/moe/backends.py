@@ -1,0 +1,160 @@
+"""The backends that come with opdock: Triton, torch's grouped product, and the definition."""
+
+from __future__ import annotations
+
+import torch
+
+from opdock.nn.kernels import triton
+from opdock.nn.moe.backend import MoEBackend, MoEProblem, register_moe_backend
+from opdock.nn.moe.grouped import grouped_experts
+from opdock.nn.moe.native import ACTIVATIONS, fused_experts
+
+_FP8 = torch.float8_e4m3fn
+_CONVERTS = (8, 9)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@register_moe_backend("triton")
+class TritonBackend(MoEBackend):
+    """Grouped products in Triton, planned on the device: no word to the host, so CUDA graphs can hold them."""
+
+    rank = 30
+    batch_invariant = True
+
+    @classmethod
+    def why_not(cls, problem: MoEProblem) -> str:
+        """Say no without Triton or a GPU, for other dtypes, and for 8-bit floats where the GPU has none."""
+        if reason := triton.why_not():
+            return reason
+        if problem.device_type != "cuda" and not (triton.interpreted() and problem.device_type == "cpu"):
+            return f"Triton runs on GPUs of device type 'cuda', not {problem.device_type!r}"
+        if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            return f"rows of {_name(problem.dtype)}"
+        if problem.activation not in ACTIVATIONS:
+            return f"no activation {problem.activation!r}"
+        if problem.quantised:
+            if problem.weight_dtype != _FP8:
+                return f"matrices of {_name(problem.weight_dtype)}"
+            if problem.platform != "cuda" or problem.capability is None or problem.capability < _CONVERTS:
+                return f"float8_e4m3fn needs an NVIDIA GPU of capability {_CONVERTS[0]}.{_CONVERTS[1]} or more"
+        if problem.local_experts > 4096:
+            return f"{problem.local_experts} experts; a plan holds 4096"
+        return ""
+
+    @classmethod
+    def apply(
+        cls,
+        problem: MoEProblem,
+        x: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        expert_map: torch.Tensor | None,
+        w13_scale: torch.Tensor | None,
+        w2_scale: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the kernels."""
+        from opdock.nn.kernels.triton import moe
+
+        return moe.fused_experts(
+            x.contiguous(),
+            w13,
+            w2,
+            weights.float().contiguous(),
+            ids.contiguous(),
+            problem.activation,
+            expert_map,
+            w13_scale,
+            w2_scale,
+            fixed=problem.batch_invariant,
+        )
+
+
+@register_moe_backend("torch_grouped")
+class GroupedBackend(MoEBackend):
+    """torch's grouped product; on the CPU a product for each expert in the rows' own dtype."""
+
+    rank = 20
+
+    @classmethod
+    def why_not(cls, problem: MoEProblem) -> str:
+        """Say no where torch has no such product for the device, the dtype or the sizes."""
+        if not hasattr(torch, "_grouped_mm"):
+            return f"torch {torch.__version__} has no grouped product"
+        if problem.quantised:
+            return f"matrices of {_name(problem.weight_dtype)}"
+        if problem.activation not in ACTIVATIONS:
+            return f"no activation {problem.activation!r}"
+        allowed: tuple[torch.dtype, ...] = (torch.bfloat16,)
+        if problem.device_type == "cpu":
+            allowed = (torch.bfloat16, torch.float16, torch.float32)
+        elif problem.device_type != "cuda":
+            return f"torch's grouped product is not known to run on {problem.device_type!r}"
+        elif problem.capability is None or problem.capability < (9, 0) or problem.platform != "cuda":
+            return "torch's grouped product needs an NVIDIA GPU of capability 9.0 or more"
+        if problem.dtype not in allowed:
+            return f"rows of {_name(problem.dtype)}"
+        bad = [n for n in (problem.hidden_size, problem.intermediate_size) if n * problem.dtype.itemsize % 16]
+        if bad:
+            return f"rows of {bad[0]} numbers are no multiple of 16 bytes"
+        return ""
+
+    @classmethod
+    def apply(
+        cls,
+        problem: MoEProblem,
+        x: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        expert_map: torch.Tensor | None,
+        w13_scale: torch.Tensor | None,
+        w2_scale: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Sort, multiply, sort back and add."""
+        return grouped_experts(x, w13, w2, weights, ids, problem.activation, expert_map)
+
+
+@register_moe_backend("native")
+class NativeBackend(MoEBackend):
+    """The definition, expert by expert in float32 or more; with batch invariance row by row."""
+
+    rank = 0
+    batch_invariant = True
+
+    @classmethod
+    def why_not(cls, problem: MoEProblem) -> str:
+        """Say no only for an activation that it does not know."""
+        return "" if problem.activation in ACTIVATIONS else f"no activation {problem.activation!r}"
+
+    @classmethod
+    def apply(
+        cls,
+        problem: MoEProblem,
+        x: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        expert_map: torch.Tensor | None,
+        w13_scale: torch.Tensor | None,
+        w2_scale: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the definition."""
+        return fused_experts(
+            x,
+            w13,
+            w2,
+            weights,
+            ids,
+            problem.activation,
+            expert_map,
+            w13_scale,
+            w2_scale,
+            by_row=problem.batch_invariant,
+        )
