@@ -59,6 +59,10 @@ def one_size(values: Values, tokens: int, layout: str, variant: tuple[bool, floa
         if impls[provider].supports_args(*arguments):
             for said in call.run(impls[provider].impl_fn, arguments, provider, in_place=op.in_place):
                 yield f"{provider}: {said}"
+            if provider == "cuda" and layout == "dense":
+                with ir.registry[op.op].set_priority(ORDER):
+                    for said in call.run(ir.registry[op.op], call.arguments(), provider, in_place=False):
+                        yield f"the op: {said}"
         elif provider == "cuda":
             if layout not in ("transposed", "four") and DEVICE == "cuda":
                 yield f"refused: {getattr(predicates, op.op)(*arguments)}"
