@@ -1,0 +1,180 @@
+"""Starting the attention kernels: which block sizes, how many splits."""
+
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from opdock.nn.attention.impl import AttentionSpec
+from opdock.nn.attention.metadata import AttentionMetadata
+from opdock.nn.kernels.triton.attention import attend_paged, merge_rows
+
+INVARIANT_SPAN = 1024
+"""Positions of a split where the bits of a request must not depend on the batch."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a kernel is cut.
+
+    Attributes:
+        block_m: rows, which are tokens times the query heads of a key head; a power of two from 16.
+        tile: positions at a time, a power of two from 16.
+        warps: of a program.
+        stages: tiles in flight.
+        splits: parts that the positions of a request are cut into; 1 for prompts.
+        span: positions of a split, a multiple of tile; 0: an equal share.
+        merge: whether the last split to end merges all; else another kernel does.
+    """
+
+    block_m: int
+    tile: int
+    warps: int
+    stages: int
+    splits: int = 1
+    span: int = 0
+    merge: bool = True
+
+
+class Counters:
+    """The numbers of ended splits, 0 between calls; they belong to one layer, whose calls follow one another."""
+
+    def __init__(self) -> None:
+        """Begin without."""
+        self._held: Tensor | None = None
+
+    def of(self, count: int, device: torch.device) -> Tensor:
+        """Return at least ``count`` zeros."""
+        if self._held is None or self._held.shape[0] < count or self._held.device != device:
+            self._held = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
+        return self._held
+
+
+@functools.cache
+def units_of(index: int) -> int:
+    """Return the number of multiprocessors of a GPU; of the interpreter below 0."""
+    return 4 if index < 0 else int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, units: int, *, itemsize: int = 2) -> Tuning:
+    """Return the tuning for requests of one token; pure.
+
+    Only numbers that are fixed while a graph is captured count: the lengths themselves do not.
+    """
+    block_m = max(16, triton.next_power_of_2(spec.num_heads // spec.num_kv_heads))
+    tile = 64 if spec.head_size <= 128 else 32
+    if spec.batch_invariant:
+        splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPAN))
+        return Tuning(block_m, tile, 4, 3, splits=splits, span=INVARIANT_SPAN)
+    programs = max(1, requests * spec.num_kv_heads)
+    wanted = max(1, (units * 4) // programs)
+    most = max(1, triton.cdiv(max_seq_len, tile))
+    splits = min(triton.next_power_of_2(wanted), triton.next_power_of_2(most), 64)
+    return Tuning(block_m, tile, 4, 3, splits=splits)
+
+
+def tuning_for_prompts(spec: AttentionSpec) -> Tuning:
+    """Return the tuning for requests of several tokens; pure."""
+    group = spec.num_heads // spec.num_kv_heads
+    block_m = max(128 if spec.head_size <= 128 else 64, triton.next_power_of_2(group))
+    return Tuning(block_m, 64 if spec.head_size <= 128 else 32, 8 if block_m > 64 else 4, 3)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    output: Tensor,
+    spec: AttentionSpec,
+    *,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    counters: Counters,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    single: Tuning | None = None,
+    prompts: Tuning | None = None,
+) -> None:
+    """Write the attention of every token of a step to ``output``; see ``AttentionImpl.forward``.
+
+    Requests of one token and the others are taken by two launches; the first is left out where no request has more
+    than one token. Nothing is read from the device, and grids depend on the metadata's numbers alone.
+    """
+    requests, rows = metadata.num_requests, metadata.num_tokens
+    if not rows:
+        return
+    if not requests:
+        output.zero_()
+        return
+    index = query.get_device()
+    if index >= 0 and index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            paged_attention(
+                query, key_cache, value_cache, metadata, output, spec, k_scale=k_scale, v_scale=v_scale,
+                counters=counters, alibi_slopes=alibi_slopes, sinks=sinks, single=single, prompts=prompts,
+            )  # fmt: skip
+        return
+    group, head = spec.num_heads // spec.num_kv_heads, spec.head_size
+    head_pad = max(16, triton.next_power_of_2(head))
+    numbers = (spec.scale, spec.logits_soft_cap or 1.0, requests, rows)
+    strides = (
+        metadata.block_table.stride(0), output.stride(0), output.stride(1), query.stride(0), query.stride(1),
+        *key_cache.stride()[:3], *value_cache.stride()[:3],
+    )  # fmt: skip
+    tensors = (
+        output, query, key_cache, value_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens,
+        k_scale, v_scale, alibi_slopes, sinks,
+    )  # fmt: skip
+    common: dict[str, Any] = {
+        "GROUP": group,
+        "HEAD": head,
+        "HEAD_PAD": head_pad,
+        "BLOCK_SIZE": key_cache.shape[1],
+        "WINDOW": spec.sliding_window or 0,
+        "SOFT_CAP": spec.logits_soft_cap is not None,
+        "ALIBI": alibi_slopes is not None,
+        "SINKS": sinks is not None,
+        "QUANTISED": key_cache.dtype.itemsize == 1,
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+    }
+    several = metadata.max_query_len > 1
+    if several:
+        t = prompts or tuning_for_prompts(spec)
+        block_q = t.block_m // group
+        blocks = rows // block_q + requests
+        attend_paged[(blocks, spec.num_kv_heads, 1)](
+            *tensors, None, None, None, *numbers, 1, *strides, **common, BLOCK_M=t.block_m, BLOCK_Q=block_q,
+            TILE=t.tile, SPLIT=False, SPAN=0, SINGLE=False, SKIP_SINGLE=True, MERGE=False,
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+        if metadata.query_lens is not None and 1 not in metadata.query_lens:
+            return
+    t = single or tuning_for_single(spec, requests, metadata.max_seq_len, units_of(index))
+    partial = lse = counter = None
+    if t.splits > 1:
+        partial = torch.empty(
+            (requests * spec.num_heads * t.splits, head_pad), dtype=torch.float32, device=query.device
+        )
+        lse = torch.empty(requests * spec.num_heads * t.splits, dtype=torch.float32, device=query.device)
+        if t.merge:
+            counter = counters.of(requests * spec.num_kv_heads, query.device)
+    attend_paged[(spec.num_kv_heads, requests, t.splits)](
+        *tensors, partial, lse, counter, *numbers, t.splits, *strides, **common, BLOCK_M=t.block_m, BLOCK_Q=1,
+        TILE=t.tile, SPLIT=t.splits > 1, SPAN=t.span, SINGLE=True, SKIP_SINGLE=False, MERGE=t.merge,
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    if t.splits > 1 and not t.merge:
+        merge_rows[(spec.num_heads, requests)](
+            output, partial, lse, metadata.query_start_loc, metadata.seq_lens, spec.num_heads, t.splits,
+            output.stride(0), output.stride(1), HEAD=head, HEAD_PAD=head_pad, TILE=t.tile,
+            SPAN=t.span, WINDOW=spec.sliding_window or 0, CHUNK=min(triton.next_power_of_2(t.splits), 32),
+            num_warps=4,
+        )  # fmt: skip
