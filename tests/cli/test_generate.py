@@ -80,6 +80,16 @@ def test_switches_and_priorities_reach_the_model(model: Path, json_of: Json) -> 
     assert methods == {"forward_native"} and told["dtype"] == "bfloat16"
 
 
+def test_a_mode_is_short_for_a_configuration(model: Path, json_of: Json) -> None:
+    """The text is the same; eager is what it was."""
+    words = ("generate", str(model), "-p", "ab", "--max-tokens", "3")
+    backend = '{"backend": "opdock_eager"}'  # all passes, no compiler
+    plain, eager = json_of(*words), json_of(*words, "--mode", "eager")
+    compiled = json_of(*words, "--mode", "compiled", "--compilation-config", backend)
+    assert plain["text"] == eager["text"] == compiled["text"]
+    assert (eager["compiled"], compiled["compiled"]) == (False, True)
+
+
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -92,6 +102,9 @@ def test_switches_and_priorities_reach_the_model(model: Path, json_of: Json) -> 
         (["--compilation-config", '{"mode": 3, "fusions": ["-add_rms_nrm"]}'], "Did you mean 'add_rms_norm'"),
         (["--ir-op-priority.rms_norm=cuda_c"], "has no provider 'cuda_c'"),
         (["--ir-op-priority.rms_nrom=native"], "Did you mean 'rms_norm'"),
+        (["--mode", "graphs"], "cannot be captured on the device 'cpu'"),
+        (["--mode", "eager", "--compilation-config", '{"mode": 3}'], "contradict each other"),
+        (["--mode", "compiled", "--compilation-config", '{"mode": 0}'], "contradict each other"),
         (["--max-tokens", "0"], "max_tokens=0"),
         (["--top-p", "0"], "top_p=0.0"),
         (["--temperature", "-1"], "temperature=-1.0"),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from opdock.config import OpdockConfig
+    from opdock.nn.batch import ReplayedGeneration
     from opdock.nn.generation import Generation
     from opdock.nn.loading import LoadedModel
     from opdock.nn.models.config import ModelConfig
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from opdock.nn.report import Recording
 
 SCHEMA = "opdock.generate/1"
+MODES = ("eager", "compiled", "graphs")
 INTERRUPTED = 130
 
 
@@ -35,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="makes sampling repeatable")
     parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16, ...; the checkpoint's without it")
     parser.add_argument("--device", metavar="DEVICE", help="for example cuda:1; the platform's first without it")
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        help="op by op; compiled; compiled, and each step a replayed graph of launches. The configuration's without it",
+    )
     parser.add_argument("--system", metavar="TEXT", help="a system message, for chat models")
     chat = parser.add_mutually_exclusive_group()
     chat.add_argument("--chat", action="store_true", default=None, help="use the chat template; an error without one")
@@ -48,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load, generate, report. Everything that can be refused is refused before the weights are read."""
     config = options.config_of(args)
+    _put_mode(config, args.mode)
     import torch
 
     import opdock
@@ -75,6 +83,23 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else 0
 
 
+def _put_mode(config: OpdockConfig, mode: str | None) -> None:
+    """Let the configuration compile, or not, as ``--mode`` says; ConfigError if it says otherwise itself."""
+    from opdock.config import CompilationMode
+    from opdock.errors import ConfigError
+
+    cc = config.compilation_config
+    if mode is None:
+        return
+    wanted = CompilationMode.NONE if mode == "eager" else CompilationMode.OPDOCK_COMPILE
+    if cc.mode is not None and (cc.mode is CompilationMode.NONE) != (wanted is CompilationMode.NONE):
+        raise ConfigError(
+            f"--mode {mode} and mode {int(cc.mode)} of --compilation-config contradict each other.",
+            remedy="give one of the two.",
+        )
+    cc.mode = wanted if cc.mode is None else cc.mode
+
+
 def _import_layers() -> None:
     import opdock.nn.attention
     import opdock.nn.layers  # noqa: F401 - both register op classes
@@ -99,15 +124,21 @@ def _refuse_unknown_switches(config: OpdockConfig) -> None:
 
 def _generate(args: argparse.Namespace, sampling: Any) -> tuple[dict[str, Any], bool]:
     """Return what is told of the run, and whether the user stopped it."""
+    import torch
+
     from opdock import context
     from opdock.cli.progress import loading_bar
     from opdock.nn import generation, report
+    from opdock.nn.batch import ReplayedGeneration
+    from opdock.nn.batch.capture import refuse_without_graphs
     from opdock.nn.loading import load_model
     from opdock.platforms import current
 
     tokens: list[int] = []
 
     def check(tokenizer: Tokenizer, config: ModelConfig) -> None:
+        if args.mode == "graphs":
+            refuse_without_graphs(device or torch.device(context.platform().device_type or "cpu"))
         tokens.extend(_encode(tokenizer, args))
         generation.check_request(tokens, config, args.max_tokens)
 
@@ -115,7 +146,8 @@ def _generate(args: argparse.Namespace, sampling: Any) -> tuple[dict[str, Any], 
     with loading_bar() as progress:
         loaded = load_model(args.model, dtype=args.dtype, device=device, progress=progress, check=check)
     stop = loaded.config.eos_token_ids
-    made = generation.generate(loaded.model, tokens, sampling, max_tokens=args.max_tokens, stop_tokens=stop)
+    begin = ReplayedGeneration if args.mode == "graphs" else generation.generate
+    made = begin(loaded.model, tokens, sampling, max_tokens=args.max_tokens, stop_tokens=stop)
     text: list[str] = []
     compiles = context.get_current_config().compilation_config.compiles
     with report.recording_compiled() if compiles else report.recording(loaded.model) as recording:
@@ -180,7 +212,9 @@ def _encode(tokenizer: Tokenizer, args: argparse.Namespace) -> list[int]:
     return tokenizer.encode(args.prompt)
 
 
-def _stream(loaded: LoadedModel, made: Generation, keep: Callable[[str], None], *, quiet: bool) -> bool:
+def _stream(
+    loaded: LoadedModel, made: Generation | ReplayedGeneration, keep: Callable[[str], None], *, quiet: bool
+) -> bool:
     """Write the text as it comes and keep it; return whether the user stopped it."""
     from opdock.cli.render import prose
 

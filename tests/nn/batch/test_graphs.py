@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import opdock
-from opdock.nn.batch import Batch
+from opdock.nn.batch import Batch, ReplayedGeneration
 from opdock.nn.batch.graphs import bucket_sizes
 from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
 
@@ -105,3 +105,19 @@ def test_drawn_tokens_are_the_next_input(loaded: LoadedModel) -> None:
             made[output.request].append(output.token)
     batch.close()
     assert list(made.values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"), [(5, {"max_tokens": 9}), (633, {}), (5, {"max_tokens": 1}), (5, {"stop": 4})]
+)
+def test_one_text_with_replays_is_the_same_text(loaded: LoadedModel, prompt: int, options: dict[str, int]) -> None:
+    """Also its end, and the counts."""
+    tokens = [random.Random(prompt).randrange(3, 320) for _ in range(prompt)]
+    most = options.get("max_tokens", 30)
+    plain = list(generate(loaded.model, tokens, max_tokens=most))
+    stops = [plain[options["stop"]]] if "stop" in options else []
+    expected = generate(loaded.model, tokens, max_tokens=most, stop_tokens=stops)
+    found = ReplayedGeneration(loaded.model, tokens, max_tokens=most, stop_tokens=stops, capture=Rerun())
+    assert found.prompt_tokens == prompt and found.finish_reason is None
+    assert list(found) == list(expected) and list(found) == []
+    assert (found.new_tokens, found.finish_reason) == (expected.new_tokens, expected.finish_reason)

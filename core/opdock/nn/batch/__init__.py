@@ -2,5 +2,6 @@
 
 from opdock.nn.batch.batch import Batch
 from opdock.nn.batch.request import Output
+from opdock.nn.batch.single import ReplayedGeneration
 
-__all__ = ["Batch", "Output"]
+__all__ = ["Batch", "Output", "ReplayedGeneration"]

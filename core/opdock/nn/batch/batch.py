@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from opdock import context
 from opdock.errors import ConfigError, UnknownNameError, UnsupportedError
-from opdock.nn.batch.capture import Capture, why_no_graphs
+from opdock.nn.batch.capture import Capture, refuse_without_graphs
 from opdock.nn.batch.request import Output, Part, Request, plan_step
 from opdock.nn.batch.runner import Flight, Runner
 from opdock.nn.generation import check_request
@@ -59,14 +58,8 @@ class Batch:
         ):
             if number < least:
                 raise ConfigError(f"{name}={number} is not possible.", remedy=f"use a number from {least}.")
-        reason = why_no_graphs(self.device) if graphs and capture is None else ""
-        if reason:
-            raise UnsupportedError(
-                f"Decode steps cannot be captured on the device {str(self.device)!r}.",
-                who=f"platform {context.platform().device_name}",
-                why=reason,
-                remedy="leave graphs out (--mode eager or --mode compiled).",
-            )
+        if graphs and capture is None:
+            refuse_without_graphs(self.device)
         self.model, self.max_requests, self.max_step_tokens = model, max_requests, max_step_tokens
         width = -(-(self.max_len - 1) // block_size)
         self._runner = Runner(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from opdock import context
+from opdock.errors import UnsupportedError
 
 
 class Capture(Protocol):
@@ -26,6 +27,18 @@ def why_no_graphs(device: torch.device) -> str:
     if device.type == "cpu" or not hasattr(torch.get_device_module(device), "CUDAGraph"):
         return f"torch captures no launches on {device.type!r}."
     return ""
+
+
+def refuse_without_graphs(device: torch.device) -> None:
+    """Raise UnsupportedError, with the reason, for a device on which steps cannot be captured."""
+    reason = why_no_graphs(device)
+    if reason:
+        raise UnsupportedError(
+            f"Decode steps cannot be captured on the device {str(device)!r}.",
+            who=f"platform {context.platform().device_name}",
+            why=reason,
+            remedy="leave graphs out (--mode eager or --mode compiled).",
+        )
 
 
 class GraphCapture:
