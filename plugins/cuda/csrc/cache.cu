@@ -23,8 +23,8 @@ __global__ void cache_kernel(const V* key, const V* value, V* key_cache, V* valu
   }
 }
 
-void reshape_and_cache_(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor value_cache,
-                        const Tensor& slots) {
+void write_rows(const View& key, const View& value, const View& key_cache, const View& value_cache,
+                const View& slots) {
   STD_TORCH_CHECK(key.dim() == 3 && value.dim() == 3 && key_cache.dim() == 4 && value_cache.dim() == 4,
                   "key and value are (tokens, heads, head_size), the caches (blocks, block_size, heads, head_size)");
   const ScalarType type = key.scalar_type();
@@ -38,16 +38,15 @@ void reshape_and_cache_(const Tensor& key, const Tensor& value, Tensor key_cache
                       (slots.scalar_type() == ScalarType::Long || slots.scalar_type() == ScalarType::Int),
                   "slot_mapping must be dense, of int32 or int64");
   const int64_t tokens = std::min(slots.size(0), key.size(0)), width = key.size(1) * key.size(2);
-  auto rows_dense = [&](const Tensor& t, int64_t first) {
+  auto rows_dense = [&](const View& t, int64_t first) {
     return t.stride(first + 1) == 1 && t.stride(first) == t.size(first + 1);
   };
   STD_TORCH_CHECK(rows_dense(key, 1) && rows_dense(value, 1) && value.size(1) * value.size(2) == width,
                   "the heads of a token must lie side by side");
-  for (const Tensor* cache : {&key_cache, &value_cache}) {
+  for (const View* cache : {&key_cache, &value_cache}) {
     STD_TORCH_CHECK(rows_dense(*cache, 2) && cache->stride(1) == width, "the rows of a cache's block must lie side by side");
   }
   if (tokens == 0 || width == 0) return;
-  const torch::stable::accelerator::DeviceGuard guard(key.get_device_index());
   const int64_t block_size = key_cache.size(1), capacity = key_cache.size(0) * block_size;
   auto go = [&](auto zero) {
     using V = decltype(zero);
@@ -59,7 +58,7 @@ void reshape_and_cache_(const Tensor& key, const Tensor& value, Tensor key_cache
         key_cache.stride(0) / each, value_cache.stride(0) / each, block_size, capacity, (int)(width / each));
   };
   bool vectors = width * key.element_size() % 16 == 0;
-  for (const Tensor* t : {&key, &value, (const Tensor*)&key_cache, (const Tensor*)&value_cache}) {
+  for (const View* t : {&key, &value, &key_cache, &value_cache}) {
     vectors = vectors && aligned(*t, 16) && t->stride(0) * t->element_size() % 16 == 0;
   }
   if (vectors) {
@@ -72,6 +71,12 @@ void reshape_and_cache_(const Tensor& key, const Tensor& value, Tensor key_cache
     go(uint8_t{});
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void reshape_and_cache_(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor value_cache,
+                        const Tensor& slots) {
+  const torch::stable::accelerator::DeviceGuard guard(key.get_device_index());
+  write_rows(View(key), View(value), View(key_cache), View(value_cache), View(slots));
 }
 
 }  // namespace

@@ -39,6 +39,16 @@ std::tuple<Tensor, Tensor> token_fp8(const Tensor& x, const std::optional<Tensor
 }
 
 }  // namespace
+
+// For direct.cu.
+template RowsOp rows_op<In::Silu, false, Out::Same>;
+template RowsOp rows_op<In::Gelu, false, Out::Same>;
+template RowsOp rows_op<In::GeluTanh, false, Out::Same>;
+template RowsOp rows_op<In::Silu, false, Out::Static>;
+template RowsOp rows_op<In::Silu, false, Out::Token>;
+template RowsOp rows_op<In::Plain, false, Out::Static>;
+template RowsOp rows_op<In::Plain, false, Out::Token>;
+
 }  // namespace opdock
 
 STABLE_TORCH_LIBRARY_FRAGMENT(opdock_cuda, m) {

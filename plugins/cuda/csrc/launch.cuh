@@ -3,22 +3,16 @@
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <optional>
 
-#include "rows.cuh"
+#include "view.cuh"
 
 namespace opdock {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-inline cudaStream_t stream_of(const Tensor& x) {
+inline cudaStream_t stream_of(const View& x) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
   return static_cast<cudaStream_t>(stream);
@@ -81,10 +75,10 @@ void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// -- tensors
+// -- what comes in
 
 // The leading dimensions of a tensor as two, if its strides allow it; the last dimension must be dense.
-inline Rows rows_of(const Tensor& t, const char* name) {
+inline Rows rows_of(const View& t, const char* name) {
   const int64_t last = t.dim() - 1;
   STD_TORCH_CHECK(last >= 0, name, " must have a dimension");
   if (t.numel() == 0) return Rows{1, 0, 0};
@@ -109,24 +103,23 @@ inline Rows rows_of(const Tensor& t, const char* name) {
   return rows;
 }
 
-inline bool aligned(const Tensor& t, const Rows& rows, int64_t bytes) {
+inline bool aligned(const View& t, const Rows& rows, int64_t bytes) {
   const int64_t element = t.element_size();
   auto whole = [&](int64_t stride) { return stride * element % bytes == 0; };
   return reinterpret_cast<uintptr_t>(t.data_ptr()) % bytes == 0 && whole(rows.outer_stride) && whole(rows.inner_stride);
 }
 
-inline bool aligned(const Tensor& t, int64_t bytes) { return reinterpret_cast<uintptr_t>(t.data_ptr()) % bytes == 0; }
+inline bool aligned(const View& t, int64_t bytes) { return reinterpret_cast<uintptr_t>(t.data_ptr()) % bytes == 0; }
 
-inline int64_t row_count(const Tensor& t) {
+inline int64_t row_count(const View& t) {
   int64_t count = 1;
   for (int64_t d = 0; d < t.dim() - 1; ++d) count *= t.size(d);
   return count;
 }
 
-template <In IN, bool NORM, Out OUT> void run(const Args& args, ScalarType type, bool vectors, const Tensor& on) {
+template <In IN, bool NORM, Out OUT> void run(const Args& args, ScalarType type, bool vectors, const View& on) {
   if (args.rows == 0 || args.hidden == 0) return;
   const int device = on.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
   const cudaStream_t stream = stream_of(on);
   auto launch_for = [&](auto zero) {
     using T = decltype(zero);
@@ -143,13 +136,12 @@ template <In IN, bool NORM, Out OUT> void run(const Args& args, ScalarType type,
   }
 }
 
-// Everything that the ops of rows have in common. `sum` may be `residual`, and `y` may be `x`: then in place.
 template <In IN, bool NORM, Out OUT>
-void rows_op(const Tensor& x, const Tensor* residual, const Tensor* sum, const Tensor* weight, const Tensor& y,
-             const Tensor* scales, const Tensor* scale, const Tensor* scale_ub, double epsilon) {
+void rows_op(const View& x, const View* residual, const View* sum, const View* weight, const View& y,
+             const View* scales, const View* scale, const View* scale_ub, double epsilon) {
   Args args{};
   const int64_t rows = row_count(x);
-  for (const Tensor* other : {residual, sum, weight, &y, scales, scale, scale_ub}) {
+  for (const View* other : {residual, sum, weight, &y, scales, scale, scale_ub}) {
     STD_TORCH_CHECK(other == nullptr || other->get_device_index() == x.get_device_index(), "tensors on several devices");
   }
   STD_TORCH_CHECK(rows < (int64_t(1) << 31), "more rows than a launch has");
@@ -178,6 +170,21 @@ void rows_op(const Tensor& x, const Tensor* residual, const Tensor* sum, const T
   if (scale != nullptr) args.scale = (const float*)scale->data_ptr();
   if (scale_ub != nullptr) args.scale_ub = (const float*)scale_ub->data_ptr();
   run<IN, NORM, OUT>(args, type, vectors, x);
+}
+
+// The same on tensors, and on the device that they are on.
+template <In IN, bool NORM, Out OUT>
+void rows_op(const Tensor& x, const Tensor* residual, const Tensor* sum, const Tensor* weight, const Tensor& y,
+             const Tensor* scales, const Tensor* scale, const Tensor* scale_ub, double epsilon) {
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const Tensor* given[] = {residual, sum, weight, scales, scale, scale_ub};
+  View views[6];
+  const View* at[6];
+  for (int i = 0; i < 6; ++i) {
+    if (given[i] != nullptr) views[i] = View(*given[i]);
+    at[i] = given[i] == nullptr ? nullptr : &views[i];
+  }
+  rows_op<IN, NORM, OUT>(View(x), at[0], at[1], at[2], View(y), at[3], at[4], at[5], epsilon);
 }
 
 }  // namespace opdock

@@ -4,7 +4,12 @@
 
 STABLE_TORCH_LIBRARY(opdock_cuda, m) {}
 
+namespace opdock {
+PyMethodDef* direct_methods();  // in direct.cu
+}
+
 PyMODINIT_FUNC PyInit__C(void) {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C",    nullptr, -1, opdock::direct_methods(),
+                               nullptr,               nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }

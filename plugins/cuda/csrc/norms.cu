@@ -44,6 +44,15 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_token_fp8(const Tensor& x, const
 }
 
 }  // namespace
+
+// For direct.cu.
+template RowsOp rows_op<In::Plain, true, Out::Same>;
+template RowsOp rows_op<In::Add, true, Out::Same>;
+template RowsOp rows_op<In::Plain, true, Out::Static>;
+template RowsOp rows_op<In::Plain, true, Out::Token>;
+template RowsOp rows_op<In::Add, true, Out::Static>;
+template RowsOp rows_op<In::Add, true, Out::Token>;
+
 }  // namespace opdock
 
 STABLE_TORCH_LIBRARY_FRAGMENT(opdock_cuda, m) {

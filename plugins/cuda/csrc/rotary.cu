@@ -101,7 +101,7 @@ __global__ void any_rotary_kernel(const void* positions, const bool wide_positio
   }
 }
 
-Heads heads_of(const Tensor& t, int64_t head_size, const char* name) {
+Heads heads_of(const View& t, int64_t head_size, const char* name) {
   STD_TORCH_CHECK(head_size > 0, "head_size must be positive");
   const bool three = t.dim() == 3;
   STD_TORCH_CHECK((three && t.size(2) == head_size) || (t.dim() == 2 && t.size(1) % head_size == 0), name,
@@ -111,14 +111,14 @@ Heads heads_of(const Tensor& t, int64_t head_size, const char* name) {
   return {t.data_ptr(), count, t.stride(0), three ? t.stride(1) : head_size};
 }
 
-bool vectors_fit(const Tensor& t, const Heads& heads, int64_t bytes) {
+bool vectors_fit(const View& t, const Heads& heads, int64_t bytes) {
   const int64_t element = t.element_size();
   return aligned(t, bytes) && heads.token_stride * element % bytes == 0 && heads.head_stride * element % bytes == 0;
 }
 
 template <typename T, typename C, bool NEOX>
-void launch(const Tensor& positions, const Tensor& query, const Tensor& key, const Heads& q, const Heads& k,
-            const Tensor& cache, cudaStream_t stream) {
+void launch(const View& positions, const View& query, const View& key, const Heads& q, const Heads& k,
+            const View& cache, cudaStream_t stream) {
   constexpr int N = 16 / sizeof(T) / (NEOX ? 1 : 2);
   const int half = (int)cache.size(1) / 2, total = q.count + k.count;
   const bool wide = positions.element_size() == 8;
@@ -143,8 +143,10 @@ void launch(const Tensor& positions, const Tensor& query, const Tensor& key, con
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-void rotary_embedding_(const Tensor& positions, Tensor query, Tensor key, int64_t head_size, const Tensor& cache,
-                       bool is_neox) {
+}  // namespace
+
+void rotary(const View& positions, const View& query, const View& key, int64_t head_size, const View& cache,
+            bool is_neox) {
   const Heads q = heads_of(query, head_size, "query"), k = heads_of(key, head_size, "key");
   const ScalarType type = query.scalar_type();
   STD_TORCH_CHECK(key.scalar_type() == type, "query and key differ in dtype");
@@ -157,7 +159,6 @@ void rotary_embedding_(const Tensor& positions, Tensor query, Tensor key, int64_
                   "cos_sin_cache does not fit");
   if (positions.size(0) == 0 || q.count + k.count == 0) return;
   STD_TORCH_CHECK(cache.size(0) > 0, "cos_sin_cache has no rows");
-  const torch::stable::accelerator::DeviceGuard guard(query.get_device_index());
   const cudaStream_t stream = stream_of(query);
   auto with_types = [&](auto zero, auto angle) {
     using T = decltype(zero);
@@ -178,6 +179,14 @@ void rotary_embedding_(const Tensor& positions, Tensor query, Tensor key, int64_
     STD_TORCH_CHECK(type == ScalarType::Float, "only float32, float16 and bfloat16");
     with_types(0.0f, 0.0f);
   }
+}
+
+namespace {
+
+void rotary_embedding_(const Tensor& positions, Tensor query, Tensor key, int64_t head_size, const Tensor& cache,
+                       bool is_neox) {
+  const torch::stable::accelerator::DeviceGuard guard(query.get_device_index());
+  rotary(View(positions), View(query), View(key), head_size, View(cache), is_neox);
 }
 
 }  // namespace

@@ -37,10 +37,13 @@ def why_not() -> str:
     if reason:
         return reason
     try:
-        importlib.import_module("opdock_cuda._C")
+        compiled = importlib.import_module("opdock_cuda._C")
     except (ImportError, OSError, RuntimeError) as err:
         return f"{FILE} cannot be loaded: {err}"
     importlib.import_module("opdock_cuda.fakes")
+    from opdock_cuda import direct  # imports torch
+
+    direct.connect(compiled)
     return ""
 
 

@@ -1,10 +1,10 @@
 """Which arguments the kernels take: pure functions of metadata, each with the parameters of its IR op.
 
-Each returns True, or the reason why not. They are asked on every eager call, and ask ``direct.fits`` first, compiled code
-that knows the common layouts; what it does not take is looked at here, and refused with the reason.
+Each returns True, or the reason why not. They are asked on every eager call, and ask ``direct.fits`` first, compiled
+code that knows the common layouts; what it does not take is looked at here, and refused with the reason.
 """
 
-# ruff: noqa: ARG001, FBT001, FBT002 - the parameters are those of the IR ops
+# ruff: noqa: FBT001, FBT002 - the parameters are those of the IR ops
 from __future__ import annotations
 
 import torch
@@ -22,6 +22,7 @@ _FLOAT, _FP8 = torch.float32, torch.float8_e4m3fn
 _DENSE = (1,)
 _NARROW, _LIMIT = 64, 1 << 31
 _with_grad = torch.is_grad_enabled
+_dynamo = torch.compiler.is_dynamo_compiling
 
 _PART = "no kernel for a mean square over a part of the row"
 _GRAD = "the kernels compute no gradients, and an input requires one"
@@ -32,7 +33,7 @@ _SHAPES = "x and x_residual differ in shape"
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Answer:
     """Return whether the kernel takes the arguments of ``rms_norm``."""
-    if fits.rms_norm(x, weight, epsilon, variance_size):
+    if not _dynamo() and fits.rms_norm(x, weight, epsilon, variance_size):
         return True
     if variance_size is not None:
         return _PART
@@ -43,7 +44,7 @@ def fused_add_rms_norm(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``fused_add_rms_norm``, both of which it writes."""
-    if fits.fused_add_rms_norm(x, x_residual, weight, epsilon, variance_size):
+    if not _dynamo() and fits.fused_add_rms_norm(x, x_residual, weight, epsilon, variance_size):
         return True
     if variance_size is not None:
         return _PART
@@ -62,7 +63,7 @@ def rms_norm_static_fp8_quant(
     x: Tensor, weight: Tensor | None, scale: Tensor, epsilon: float, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``rms_norm_static_fp8_quant``."""
-    if fits.rms_norm_static_fp8_quant(x, weight, scale, epsilon, dtype):
+    if not _dynamo() and fits.rms_norm_static_fp8_quant(x, weight, scale, epsilon, dtype):
         return True
     if dtype is not _FP8:
         return _other_fp8(dtype)
@@ -77,7 +78,7 @@ def rms_norm_dynamic_per_token_fp8_quant(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``rms_norm_dynamic_per_token_fp8_quant``."""
-    if fits.rms_norm_dynamic_per_token_fp8_quant(x, weight, epsilon, scale_ub, dtype):
+    if not _dynamo() and fits.rms_norm_dynamic_per_token_fp8_quant(x, weight, epsilon, scale_ub, dtype):
         return True
     return _refuse_token(x, scale_ub, dtype) or (weight is not None and _refuse_weight(weight, x)) or True
 
@@ -91,7 +92,7 @@ def fused_add_rms_norm_static_fp8_quant(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``fused_add_rms_norm_static_fp8_quant``."""
-    if fits.fused_add_rms_norm_static_fp8_quant(x, x_residual, weight, scale, epsilon, dtype):
+    if not _dynamo() and fits.fused_add_rms_norm_static_fp8_quant(x, x_residual, weight, scale, epsilon, dtype):
         return True
     if dtype is not _FP8:
         return _other_fp8(dtype)
@@ -113,7 +114,9 @@ def fused_add_rms_norm_dynamic_per_token_fp8_quant(
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``fused_add_rms_norm_dynamic_per_token_fp8_quant``."""
-    if fits.fused_add_rms_norm_dynamic_per_token_fp8_quant(x, x_residual, weight, epsilon, scale_ub, dtype):
+    if not _dynamo() and fits.fused_add_rms_norm_dynamic_per_token_fp8_quant(
+        x, x_residual, weight, epsilon, scale_ub, dtype
+    ):
         return True
     return (
         _refuse_token(x, scale_ub, dtype)
@@ -125,14 +128,14 @@ def fused_add_rms_norm_dynamic_per_token_fp8_quant(
 
 def silu_and_mul(x: Tensor) -> Answer:
     """Return whether the kernel takes the argument of ``silu_and_mul``."""
-    if fits.silu_and_mul(x):
+    if not _dynamo() and fits.silu_and_mul(x):
         return True
     return _refuse(x) or (x.shape[-1] % 2 != 0 and _ODD) or True
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Answer:
     """Return whether the kernel takes the arguments of ``gelu_and_mul``."""
-    if fits.gelu_and_mul(x, approximate):
+    if not _dynamo() and fits.gelu_and_mul(x, approximate):
         return True
     if approximate not in ("tanh", "none"):
         return f"no kernel for approximate={approximate!r}"
@@ -141,7 +144,7 @@ def gelu_and_mul(x: Tensor, approximate: str = "none") -> Answer:
 
 def silu_and_mul_static_fp8_quant(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Answer:
     """Return whether the kernel takes the arguments of ``silu_and_mul_static_fp8_quant``."""
-    if fits.silu_and_mul_static_fp8_quant(x, scale, dtype):
+    if not _dynamo() and fits.silu_and_mul_static_fp8_quant(x, scale, dtype):
         return True
     if dtype is not _FP8:
         return _other_fp8(dtype)
@@ -152,14 +155,14 @@ def silu_and_mul_dynamic_per_token_fp8_quant(
     x: Tensor, scale_ub: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``silu_and_mul_dynamic_per_token_fp8_quant``."""
-    if fits.silu_and_mul_dynamic_per_token_fp8_quant(x, scale_ub, dtype):
+    if not _dynamo() and fits.silu_and_mul_dynamic_per_token_fp8_quant(x, scale_ub, dtype):
         return True
     return _refuse_token(x, scale_ub, dtype) or (x.shape[-1] % 2 != 0 and _ODD) or True
 
 
 def static_scaled_fp8_quant(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Answer:
     """Return whether the kernel takes the arguments of ``static_scaled_fp8_quant``."""
-    if fits.static_scaled_fp8_quant(x, scale, dtype):
+    if not _dynamo() and fits.static_scaled_fp8_quant(x, scale, dtype):
         return True
     if dtype is not _FP8:
         return _other_fp8(dtype)
@@ -170,7 +173,7 @@ def dynamic_per_token_scaled_fp8_quant(
     x: Tensor, scale_ub: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``dynamic_per_token_scaled_fp8_quant``."""
-    if fits.dynamic_per_token_scaled_fp8_quant(x, scale_ub, dtype):
+    if not _dynamo() and fits.dynamic_per_token_scaled_fp8_quant(x, scale_ub, dtype):
         return True
     return _refuse_token(x, scale_ub, dtype) or True
 
@@ -179,7 +182,7 @@ def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
 ) -> Answer:
     """Return whether the kernel takes the arguments of ``rotary_embedding``, of which it writes query and key."""
-    if fits.rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
+    if not _dynamo() and fits.rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
         return True
     if not query.is_cuda:
         return _other_device("query", query)

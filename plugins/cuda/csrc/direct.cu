@@ -1,0 +1,443 @@
+// The kernels by the short way: functions of the Python module that look at tensors through DLPack's exchange interface
+// and launch, past torch's dispatcher. Each takes the arguments of its IR op, all by position, and comes twice:
+//
+//   fits_NAME  True where run_NAME would take the arguments as far as their facts go, else False
+//   run_NAME   the op's results, or None: then nothing was done, and the dispatcher has to be asked
+//
+// They take plain tensors in the common layouts, and nothing that somebody else has to see: see `plain`.
+#include <Python.h>
+
+#include <cstring>
+#include <exception>
+#include <type_traits>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include "dlpack.cuh"
+#include "view.cuh"
+
+namespace opdock {
+namespace {
+
+constexpr int64_t kNarrow = 64, kLimit = int64_t(1) << 31;
+constexpr int kMost = 8;  // dimensions
+
+// What Python gives `connect`, each with a reference of its own; `api` is null until then.
+struct {
+  const dlpack::ExchangeApi* api;
+  int32_t device;
+  PyObject *tensor, *parameter, *fp8, *fp8_like, *float_like, *none, *tanh, *empty_like, *new_empty, *is_negative, *seen_by;
+} torch_;
+PyObject *requires_grad_, *epsilon_type_;
+
+// An owned reference.
+class Owned {
+ public:
+  explicit Owned(PyObject* object = nullptr) : object_(object) {}
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() { Py_XDECREF(object_); }
+  PyObject* get() const { return object_; }
+  PyObject* release() {
+    PyObject* object = object_;
+    object_ = nullptr;
+    return object;
+  }
+  void reset(PyObject* object) {
+    Py_XDECREF(object_);
+    object_ = object;
+  }
+
+ private:
+  PyObject* object_;
+};
+
+// Another thread may run Python while a launch waits for room in the queue.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() { PyEval_RestoreThread(state_); }
+
+ private:
+  PyThreadState* state_;
+};
+
+// Looks at a tensor of a plain type that is on a GPU and has memory; false for anything else, without an error.
+bool look(PyObject* object, View* out) {
+  const PyTypeObject* type = Py_TYPE(object);
+  if (type != (PyTypeObject*)torch_.tensor && type != (PyTypeObject*)torch_.parameter) return false;
+  dlpack::DLTensor seen{};
+  if (torch_.api->look(object, &seen) != 0) {  // such as a tensor of vmap: torch's type, and no memory of its own
+    PyErr_Clear();
+    return false;
+  }
+  if (seen.device.kind != torch_.device || seen.data == nullptr || seen.byte_offset != 0 || seen.type.lanes != 1 ||
+      seen.dims > kMost || (seen.dims > 0 && seen.strides == nullptr)) {
+    return false;
+  }
+  ScalarType kind;
+  switch (seen.type.code << 8 | seen.type.bits) {
+    case dlpack::kBfloat << 8 | 16: kind = ScalarType::BFloat16; break;
+    case dlpack::kFloat << 8 | 16: kind = ScalarType::Half; break;
+    case dlpack::kFloat << 8 | 32: kind = ScalarType::Float; break;
+    case dlpack::kInt << 8 | 64: kind = ScalarType::Long; break;
+    case dlpack::kInt << 8 | 32: kind = ScalarType::Int; break;
+    case dlpack::kFloat8E4m3fn << 8 | 8: kind = ScalarType::Float8_e4m3fn; break;
+    default: return false;
+  }
+  *out = View(seen.data, seen.sizes, seen.strides, seen.dims, kind, seen.type.bits / 8, seen.device.index);
+  return out->numel() > 0;
+}
+
+bool is_float(ScalarType type) {
+  return type == ScalarType::BFloat16 || type == ScalarType::Half || type == ScalarType::Float;
+}
+
+// Each stride covers what is inside it, and the last dimension is dense: no two elements share memory.
+bool nested(const View& t) {
+  int64_t inside = 1;
+  for (int64_t d = t.dim() - 1; d >= 0; --d) {
+    if (d == t.dim() - 1 ? t.stride(d) != 1 : t.size(d) > 1 && t.stride(d) < inside) return false;
+    if (t.size(d) > 1) inside = t.size(d) * t.stride(d);
+  }
+  return true;
+}
+
+// Dense, with the strides that a new tensor has.
+bool dense(const View& t) {
+  int64_t inside = 1;
+  for (int64_t d = t.dim() - 1; d >= 0; inside *= t.size(d--)) {
+    if (t.stride(d) != inside) return false;
+  }
+  return true;
+}
+
+bool same_sizes(const View& a, const View& b) {
+  if (a.dim() != b.dim()) return false;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) != b.size(d)) return false;
+  }
+  return true;
+}
+
+// Of these tensors none wants a gradient, where gradients are on. False, too, where torch fails to say.
+bool without_grad(std::initializer_list<PyObject*> tensors) {
+  if (!aoti_torch_grad_mode_is_enabled()) return true;
+  for (PyObject* t : tensors) {
+    if (t == nullptr) continue;
+    const Owned said(PyObject_GetAttr(t, requires_grad_));
+    if (said.get() == nullptr) PyErr_Clear();
+    if (said.get() != Py_False) return false;
+  }
+  return true;
+}
+
+// Nobody has to see the call: no dispatch mode, function mode, trace of torch.jit or profiler on this thread; the tensors
+// hold what their bytes say; and their device is the current one.
+bool plain(std::initializer_list<PyObject*> tensors, int device) {
+  int32_t current = -1;
+  if (aoti_torch_get_current_device_index(&current) != 0 || current != device) return false;
+  const Py_ssize_t count = PyTuple_Size(torch_.seen_by);
+  for (Py_ssize_t i = 0; i < count; ++i) {  // each says None, False or 0
+    const Owned said(PyObject_CallNoArgs(PyTuple_GetItem(torch_.seen_by, i)));
+    if (said.get() == Py_None || said.get() == Py_False) continue;
+    if (said.get() != nullptr && PyLong_CheckExact(said.get()) && PyLong_AsLong(said.get()) == 0) continue;
+    PyErr_Clear();
+    return false;
+  }
+  for (PyObject* t : tensors) {
+    if (t == nullptr) continue;
+    const Owned said(PyObject_CallFunctionObjArgs(torch_.is_negative, t, nullptr));
+    if (said.get() == nullptr) PyErr_Clear();
+    if (said.get() != Py_False) return false;
+  }
+  return true;
+}
+
+// A new dense tensor of x's sizes, or with another last one; null with a Python error. `like`: keyword arguments, or null.
+PyObject* make(PyObject* x, const View& seen, int64_t last, PyObject* like) {
+  const bool alike = last == seen.last() && dense(seen);
+  const Owned args(PyTuple_New(alike ? 1 : 2));
+  if (args.get() == nullptr) return nullptr;
+  Py_INCREF(x);
+  PyTuple_SetItem(args.get(), 0, x);
+  if (!alike) {
+    PyObject* sizes = PyTuple_New(seen.dim());
+    if (sizes == nullptr) return nullptr;
+    PyTuple_SetItem(args.get(), 1, sizes);
+    for (int64_t d = 0; d < seen.dim(); ++d) {
+      PyObject* size = PyLong_FromLongLong(d == seen.dim() - 1 ? last : seen.size(d));
+      if (size == nullptr) return nullptr;
+      PyTuple_SetItem(sizes, d, size);
+    }
+  }
+  return PyObject_Call(alike ? torch_.empty_like : torch_.new_empty, args.get(), like);
+}
+
+// Runs a launch without Python's lock; false with a Python error where it throws.
+template <typename F> bool launched(F&& launch) {
+  try {
+    const Unlocked unlocked;
+    launch();
+    return true;
+  } catch (const std::exception& err) {
+    PyErr_SetString(PyExc_RuntimeError, err.what());
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "opdock_cuda: a launch failed");
+  }
+  return false;
+}
+
+PyObject* answer(bool yes) { return PyBool_FromLong(yes); }
+
+PyObject* declined() { Py_RETURN_NONE; }
+
+// -- the ops of rows
+
+// What the arguments of an op are, one letter each: tensors x, r (the residual), w (a weight or None), s (a scale), b (a
+// scale's bound or None); e, the epsilon; V, which must be None; D, which must be float8_e4m3fn; A, "none" or "tanh".
+struct Rows_ {
+  PyObject *x = nullptr, *residual = nullptr, *weight = nullptr, *scale = nullptr, *bound = nullptr;
+  double epsilon = 0.0;
+  bool tanh = false;
+  View x_view, residual_view, weight_view, scale_view, bound_view;
+};
+
+bool is_scale(const View& t, const View& x) {
+  return t.scalar_type() == ScalarType::Float && t.numel() == 1 && t.get_device_index() == x.get_device_index();
+}
+
+bool read_rows(const char* letters, bool gated, PyObject* const* args, Py_ssize_t count, Rows_* to) {
+  if (torch_.api == nullptr || count != (Py_ssize_t)std::strlen(letters)) return false;
+  Rows_& at = *to;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* const given = args[i];
+    switch (letters[i]) {
+      case 'x': at.x = given; break;
+      case 'r': at.residual = given; break;
+      case 'w': at.weight = given == Py_None ? nullptr : given; break;
+      case 's': at.scale = given; break;
+      case 'b': at.bound = given == Py_None ? nullptr : given; break;
+      case 'e':
+        if ((PyObject*)Py_TYPE(given) != epsilon_type_) return false;
+        at.epsilon = PyFloat_AsDouble(given);
+        break;
+      case 'V':
+        if (given != Py_None) return false;
+        break;
+      case 'D':
+        if (given != torch_.fp8) return false;
+        break;
+      default:
+        if (given != torch_.none && given != torch_.tanh) return false;
+        at.tanh = given == torch_.tanh;
+    }
+  }
+  const View& x = at.x_view;
+  if (!look(at.x, &at.x_view) || !is_float(x.scalar_type()) || x.dim() < 1) return false;
+  const int64_t width = x.last();
+  if (width < kNarrow || width >= kLimit || x.numel() / width >= kLimit || (gated && width % 2 != 0)) return false;
+  if (!nested(x) || (x.dim() > 3 && !dense(x))) return false;
+  if (at.weight != nullptr) {
+    const View& weight = at.weight_view;
+    if (!look(at.weight, &at.weight_view) || weight.scalar_type() != x.scalar_type() || weight.dim() != 1 ||
+        weight.size(0) != width || weight.stride(0) != 1 || weight.get_device_index() != x.get_device_index()) {
+      return false;
+    }
+  }
+  if (at.residual != nullptr) {
+    const View& residual = at.residual_view;
+    if (at.residual == at.x || !look(at.residual, &at.residual_view) || residual.scalar_type() != x.scalar_type() ||
+        residual.get_device_index() != x.get_device_index() || !same_sizes(residual, x) || !nested(residual) ||
+        (x.dim() > 3 && !dense(residual))) {
+      return false;
+    }
+  }
+  if (at.scale != nullptr && !(look(at.scale, &at.scale_view) && is_scale(at.scale_view, x))) return false;
+  if (at.bound != nullptr && !(look(at.bound, &at.bound_view) && is_scale(at.bound_view, x))) return false;
+  return without_grad({at.x, at.residual, at.weight});
+}
+
+template <In IN> constexpr bool kGated = IN != In::Plain && IN != In::Add;
+
+template <In IN, bool NORM, Out OUT> bool run_rows(const Rows_& at, const View& y, const View* scales, const View* sum) {
+  auto given = [](PyObject* object, const View& view) { return object == nullptr ? nullptr : &view; };
+  return launched([&] {
+    rows_op<IN, NORM, OUT>(at.x_view, given(at.residual, at.residual_view), sum, given(at.weight, at.weight_view), y, scales,
+                           given(at.scale, at.scale_view), given(at.bound, at.bound_view), at.epsilon);
+  });
+}
+
+constexpr char kNorm[] = "xweV", kAddNorm[] = "xrweV", kNormStatic[] = "xwseD", kNormToken[] = "xwebD";
+constexpr char kAddNormStatic[] = "xrwseD", kAddNormToken[] = "xrwebD", kGate[] = "x", kGateBy[] = "xA";
+constexpr char kStatic[] = "xsD", kToken[] = "xbD";
+
+template <In IN, const char* LETTERS> PyObject* fits_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Rows_ rows;
+  return answer(read_rows(LETTERS, kGated<IN>, args, count, &rows));
+}
+
+// In place: x becomes the norm, the residual the sum.
+PyObject* run_fused_add_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Rows_ at;
+  if (!read_rows(kAddNorm, false, args, count, &at)) return declined();
+  if (!plain({at.x, at.residual, at.weight}, at.x_view.get_device_index())) return declined();
+  if (!run_rows<In::Add, true, Out::Same>(at, at.x_view, nullptr, &at.residual_view)) return nullptr;
+  return PyTuple_Pack(2, at.x, at.residual);
+}
+
+// With new results: y, the scales of the rows, the sum, those of them that there are.
+template <In IN, bool NORM, Out OUT, const char* LETTERS>
+PyObject* run_new_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Rows_ at;
+  if (!read_rows(LETTERS, kGated<IN>, args, count, &at)) return declined();
+  if (!plain({at.x, at.residual, at.weight, at.scale, at.bound}, at.x_view.get_device_index())) return declined();
+  const int64_t width = kGated<IN> ? at.x_view.last() / 2 : at.x_view.last();
+  Owned y, scales, sum;
+  View y_view, scales_view, sum_view;
+  auto fill = [&](Owned& to, View* view, int64_t last, PyObject* like) {
+    to.reset(make(at.x, at.x_view, last, like));
+    return to.get() != nullptr && look(to.get(), view);
+  };
+  bool made = fill(y, &y_view, width, OUT == Out::Same ? nullptr : torch_.fp8_like);
+  if constexpr (OUT == Out::Token) made = made && fill(scales, &scales_view, 1, torch_.float_like);
+  if constexpr (IN == In::Add) made = made && fill(sum, &sum_view, width, nullptr);
+  if (!made) return PyErr_Occurred() != nullptr ? nullptr : declined();
+  const View* const scales_at = OUT == Out::Token ? &scales_view : nullptr;
+  const View* const sum_at = IN == In::Add ? &sum_view : nullptr;
+  bool done;
+  if constexpr (IN == In::Gelu) {
+    done = at.tanh ? run_rows<In::GeluTanh, NORM, OUT>(at, y_view, scales_at, sum_at)
+                   : run_rows<In::Gelu, NORM, OUT>(at, y_view, scales_at, sum_at);
+  } else {
+    done = run_rows<IN, NORM, OUT>(at, y_view, scales_at, sum_at);
+  }
+  if (!done) return nullptr;
+  if constexpr (OUT == Out::Token && IN == In::Add) {
+    return PyTuple_Pack(3, y.get(), scales.get(), sum.get());
+  } else if constexpr (OUT == Out::Token) {
+    return PyTuple_Pack(2, y.get(), scales.get());
+  } else if constexpr (IN == In::Add) {
+    return PyTuple_Pack(2, y.get(), sum.get());
+  } else {
+    return y.release();
+  }
+}
+
+// -- rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)
+
+struct Rotary {
+  View positions, query, key, cache;
+  int64_t head_size;
+};
+
+bool are_heads(const View& t, int64_t tokens, int64_t head_size) {
+  const bool fits = t.dim() == 2 ? t.size(1) % head_size == 0 : t.dim() == 3 && t.size(2) == head_size;
+  return fits && t.size(0) == tokens && nested(t);
+}
+
+bool read_rotary(PyObject* const* args, Py_ssize_t count, Rotary* at) {
+  if (torch_.api == nullptr || count != 6 || !PyLong_CheckExact(args[3])) return false;
+  if (args[5] != Py_True && args[5] != Py_False) return false;
+  at->head_size = PyLong_AsLongLong(args[3]);
+  if (at->head_size <= 0 || at->head_size >= kLimit) {
+    PyErr_Clear();
+    return false;
+  }
+  if (!look(args[0], &at->positions) || !look(args[1], &at->query) || !look(args[2], &at->key) ||
+      !look(args[4], &at->cache)) {
+    return false;
+  }
+  const View &positions = at->positions, &query = at->query, &key = at->key, &cache = at->cache;
+  const ScalarType type = query.scalar_type();
+  const int device = query.get_device_index();
+  if (!is_float(type) || key.scalar_type() != type || (cache.scalar_type() != type && cache.scalar_type() != ScalarType::Float)) {
+    return false;
+  }
+  if (positions.scalar_type() != ScalarType::Long && positions.scalar_type() != ScalarType::Int) return false;
+  if (positions.dim() != 1 || positions.stride(0) != 1 || positions.size(0) >= kLimit) return false;
+  if (positions.get_device_index() != device || key.get_device_index() != device || cache.get_device_index() != device) {
+    return false;
+  }
+  if (cache.dim() != 2 || cache.size(1) % 2 != 0 || cache.size(1) > at->head_size || cache.stride(1) != 1) return false;
+  const int64_t tokens = positions.size(0);
+  return are_heads(query, tokens, at->head_size) && are_heads(key, tokens, at->head_size) &&
+         without_grad({args[1], args[2], args[4]});
+}
+
+PyObject* fits_rotary(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Rotary at;
+  return answer(read_rotary(args, count, &at));
+}
+
+PyObject* run_rotary(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Rotary at;
+  if (!read_rotary(args, count, &at)) return declined();
+  if (!plain({args[1], args[2], args[4]}, at.query.get_device_index())) return declined();
+  const bool is_neox = args[5] == Py_True;
+  if (!launched([&] { rotary(at.positions, at.query, at.key, at.head_size, at.cache, is_neox); })) return nullptr;
+  return PyTuple_Pack(2, args[1], args[2]);
+}
+
+// -- the module
+
+// connect(capsule, device_kind, Tensor, Parameter, fp8, {"dtype": fp8}, {"dtype": float32}, "none", "tanh", empty_like,
+// new_empty, is_neg, (what sees calls, ...)): from now on tensors are looked at. False where torch's interface is another.
+PyObject* connect(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 13) {
+    PyErr_SetString(PyExc_TypeError, "connect takes 13 arguments");
+    return nullptr;
+  }
+  const auto* api = (const dlpack::ExchangeApi*)PyCapsule_GetPointer(args[0], dlpack::kCapsule);
+  if (api == nullptr) return nullptr;
+  const long device = PyLong_AsLong(args[1]);
+  if (device == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  if (!PyType_Check(args[2]) || !PyType_Check(args[3]) || !PyDict_Check(args[5]) || !PyDict_Check(args[6]) ||
+      !PyTuple_Check(args[12])) {
+    PyErr_SetString(PyExc_TypeError, "connect takes two types, two dicts and a tuple among its arguments");
+    return nullptr;
+  }
+  while (api != nullptr && api->major > dlpack::kMajor) api = api->older;
+  if (api == nullptr || api->major != dlpack::kMajor || api->look == nullptr) return answer(false);
+  for (Py_ssize_t i = 0; i < count; ++i) Py_INCREF(args[i]);  // once in a process, and for its whole time
+  requires_grad_ = PyUnicode_InternFromString("requires_grad");
+  epsilon_type_ = (PyObject*)&PyFloat_Type;
+  torch_ = {api,     (int32_t)device, args[2], args[3],  args[4],  args[5], args[6],
+            args[7], args[8],         args[9], args[10], args[11], args[12]};
+  return answer(requires_grad_ != nullptr);
+}
+
+PyMethodDef method(const char* name, PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return {name, (PyCFunction)(void (*)())function, METH_FASTCALL, nullptr};
+}
+
+}  // namespace
+
+PyMethodDef* direct_methods() {
+#define OPDOCK_NEW_ROWS(NAME, IN, NORM, OUT, LETTERS)   \
+  method("fits_" NAME, fits_rows<In::IN, LETTERS>), \
+      method("run_" NAME, run_new_rows<In::IN, NORM, Out::OUT, LETTERS>)
+  static PyMethodDef methods[] = {
+      method("connect", connect),
+      OPDOCK_NEW_ROWS("rms_norm", Plain, true, Same, kNorm),
+      method("fits_fused_add_rms_norm", fits_rows<In::Add, kAddNorm>),
+      method("run_fused_add_rms_norm", run_fused_add_rms_norm),
+      OPDOCK_NEW_ROWS("rms_norm_static_fp8_quant", Plain, true, Static, kNormStatic),
+      OPDOCK_NEW_ROWS("rms_norm_dynamic_per_token_fp8_quant", Plain, true, Token, kNormToken),
+      OPDOCK_NEW_ROWS("fused_add_rms_norm_static_fp8_quant", Add, true, Static, kAddNormStatic),
+      OPDOCK_NEW_ROWS("fused_add_rms_norm_dynamic_per_token_fp8_quant", Add, true, Token, kAddNormToken),
+      OPDOCK_NEW_ROWS("silu_and_mul", Silu, false, Same, kGate),
+      OPDOCK_NEW_ROWS("gelu_and_mul", Gelu, false, Same, kGateBy),
+      OPDOCK_NEW_ROWS("silu_and_mul_static_fp8_quant", Silu, false, Static, kStatic),
+      OPDOCK_NEW_ROWS("silu_and_mul_dynamic_per_token_fp8_quant", Silu, false, Token, kToken),
+      OPDOCK_NEW_ROWS("static_scaled_fp8_quant", Plain, false, Static, kStatic),
+      OPDOCK_NEW_ROWS("dynamic_per_token_scaled_fp8_quant", Plain, false, Token, kToken),
+      method("fits_rotary_embedding", fits_rotary),
+      method("run_rotary_embedding", run_rotary),
+      {nullptr, nullptr, 0, nullptr},
+  };
+#undef OPDOCK_NEW_ROWS
+  return methods;
+}
+
+}  // namespace opdock
