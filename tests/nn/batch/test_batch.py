@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import opdock
-from opdock.errors import ConfigError, UnknownNameError, UnsupportedError
+from opdock.errors import ConfigError, OrderError, UnknownNameError, UnsupportedError
 from opdock.nn.batch import Batch
 from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
 
@@ -188,6 +188,45 @@ def test_the_model_is_as_before_after_a_batch(loaded: LoadedModel) -> None:
     with torch.inference_mode():
         logits = loaded.model.compute_logits(loaded.model(ids, torch.arange(9)))
     assert int(logits[-1].argmax()) == expected[0]
+
+
+def test_a_model_serves_one_batch_at_a_time(loaded: LoadedModel) -> None:
+    """Until that is closed, or forgotten."""
+    with Batch(loaded.model, max_requests=1, max_len=32) as batch:
+        with pytest.raises(OrderError, match=r"serves another batch[\s\S]*Remedy: close"):
+            Batch(loaded.model, max_requests=1, max_len=32)
+        assert len(batch.generate([[5, 6]], max_tokens=3)[0]) == 3
+    with pytest.raises(OrderError, match="closed"):
+        batch.add([5])
+    batch.close()
+    batch = Batch(loaded.model, max_requests=1, max_len=32)
+    del batch
+    Batch(loaded.model, max_requests=1, max_len=32).close()
+
+
+def test_a_step_that_fails_can_be_run_again(loaded: LoadedModel) -> None:
+    """Memory may be short once: no request loses a token."""
+    prompts = prompts_of([5, 20])
+    failing = [3, 6]
+
+    def fail(*_: object) -> None:
+        failing[:] = [n - 1 for n in failing]
+        if 0 in failing:
+            raise MemoryError
+
+    handle = loaded.model.model.layers[1].register_forward_pre_hook(fail)
+    made: dict[int, list[int | None]] = {}
+    with Batch(loaded.model, max_requests=2, max_len=64, max_step_tokens=8) as batch:
+        made |= {batch.add(p, max_tokens=COUNT): [] for p in prompts}
+        while batch.running:
+            try:
+                outputs = batch.step()
+            except MemoryError:
+                continue
+            for output in outputs:
+                made[output.request].append(output.token)
+    handle.remove()
+    assert list(made.values()) == [alone(loaded, p) for p in prompts]
 
 
 @pytest.mark.parametrize(

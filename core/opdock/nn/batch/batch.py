@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from opdock.errors import ConfigError, UnknownNameError, UnsupportedError
+from opdock.errors import ConfigError, OrderError, UnknownNameError, UnsupportedError
 from opdock.nn.batch.capture import Capture, refuse_without_graphs
 from opdock.nn.batch.request import Output, Part, Request, plan_step
 from opdock.nn.batch.runner import Flight, Runner
@@ -13,6 +14,8 @@ from opdock.nn.generation import check_request
 from opdock.nn.sampling import SamplingParams, make_generator
 
 if TYPE_CHECKING:
+    import torch
+
     from opdock.nn.models.decoder import CausalDecoder
 
 
@@ -31,8 +34,12 @@ class Batch:
         max_step_tokens: the most tokens of one step, decodes included; longer prompts are computed in parts.
         graphs: whether decode steps are captured and replayed.
         capture: what makes a graph of a step; None takes the device's own.
+        cache_dtype: of keys and values; None takes the model's.
 
-    Raises: ConfigError for an impossible number; UnsupportedError for graphs where the platform has none.
+    A context manager: leaving it closes the batch.
+
+    Raises: ConfigError for an impossible number; UnsupportedError for graphs where the platform has none; OrderError
+        while the model serves another batch.
     """
 
     def __init__(
@@ -46,6 +53,7 @@ class Batch:
         max_step_tokens: int = 8192,
         graphs: bool = False,
         capture: Capture | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         """Allocate the cache."""
         self.device = model.model.embed_tokens.weight.device
@@ -70,8 +78,10 @@ class Batch:
             width=width,
             graphs=graphs,
             capture=capture,
+            cache_dtype=cache_dtype,
         )
         self.cache = self._runner.cache
+        self._unbind = weakref.finalize(self, self.cache.unbind)  # also for a batch that is forgotten, not closed
         self._requests: dict[int, Request] = {}
         self._flight: Flight | None = None
         self._count = 0
@@ -97,8 +107,10 @@ class Batch:
             stop_tokens: ids that end the text; they are not given out.
 
         Raises: ConfigError for a prompt that does not fit or is none; UnsupportedError where the batch or its cache
-            has no place now. Either way nothing changes for the others.
+            has no place now; OrderError after ``close``. Nothing changes then for the others.
         """
+        if not self._unbind.alive:
+            raise OrderError("The batch is closed.", remedy="make another one.")
         limit = self.check(tokens, max_tokens)
         need, allocator = self._blocks(len(tokens), limit), self.cache.allocator
         if not self._has_place(need):
@@ -178,11 +190,19 @@ class Batch:
         return tuple(self._requests)
 
     def close(self) -> None:
-        """Drop all requests, and let the model forget the cache."""
+        """Drop all requests, and let the model forget the cache. A second time, nothing happens."""
         for request in list(self._requests.values()):
             self._leave(request)
         self._flight = None
-        self.cache.unbind()
+        self._unbind()
+
+    def __enter__(self) -> Batch:
+        """Return the batch."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the batch."""
+        self.close()
 
     # -- running
 
@@ -195,7 +215,7 @@ class Batch:
                 return []
             flight = self._runner.launch(parts)
         # the device works on the next step while the host looks at this one's tokens
-        self._flight = self._runner.launch_ahead(self._plan(), flight)
+        self._flight = self._runner.launch_ahead(self._plan(), flight) if flight.replayed else None
         outputs = []
         for part, token in zip(flight.parts, flight.tokens(), strict=True):
             request = part.request

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opdock import context
+from opdock.errors import OrderError
 from opdock.nn.attention.forward_context import set_forward_context
-from opdock.nn.attention.paged_cache import PagedKVCache
+from opdock.nn.attention.paged_cache import PagedKVCache, attention_layers
 from opdock.nn.batch.capture import Capture, GraphCapture
 from opdock.nn.batch.graphs import DecodeGraphs
 from opdock.nn.batch.inputs import step_inputs
@@ -53,6 +54,9 @@ class Runner:
         width: the most blocks of a request.
         graphs: whether decode steps are captured and replayed.
         capture: what makes a graph of a step; None takes the device's.
+        cache_dtype: of keys and values; None takes the model's.
+
+    Raises: OrderError while the model serves another batch.
     """
 
     def __init__(
@@ -65,14 +69,23 @@ class Runner:
         width: int,
         graphs: bool,
         capture: Capture | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         """Allocate the cache, and bind the model's attention layers to it."""
         self.model = model
         self.device = model.model.embed_tokens.weight.device
+        self._compiled = model._compiled_call_impl is not None
         self._inference = context.platform().inference_mode
         self._graphs: DecodeGraphs | None = None
+        # Captured steps hold the memory of the layers' caches and kernels: nobody else may bind them meanwhile.
+        if any(layer.key_cache is not None for layer in attention_layers(model).values()):
+            raise OrderError(
+                "The model serves another batch.",
+                why="Its attention layers write to the cache of one batch at a time.",
+                remedy="close() the other batch first, or load the model a second time.",
+            )
         with self._inference():
-            self.cache = PagedKVCache.for_model(model, num_blocks=num_blocks, block_size=block_size)
+            self.cache = PagedKVCache.for_model(model, num_blocks=num_blocks, block_size=block_size, dtype=cache_dtype)
             if graphs:
                 self._graphs = DecodeGraphs(
                     model,
@@ -90,7 +103,7 @@ class Runner:
             return self._replay(self._graphs, parts, known=True)
         with self._inference():
             inputs = step_inputs(parts, self.cache.block_size, self.device)
-            if parts and inputs.input_ids.shape[0] > 1:  # one code for every number of tokens but 1
+            if self._compiled and inputs.input_ids.shape[0] > 1:  # one code for every number of tokens but 1
                 for tensor in (inputs.input_ids, inputs.positions):
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
             with set_forward_context(inputs.metadata, self.cache):
