@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +19,13 @@ from opdock.nn.models.checkpoint import Progress, check_header, checkpoint_plan,
 from opdock.nn.models.config import ModelConfig
 from opdock.nn.models.loader_gguf import GGUFCheckpoint
 from opdock.nn.models.loader_hf import HFCheckpoint
+from opdock.nn.models.quantised import check_act_dtype, quantised_plan, ready, relevant_shapes
 from opdock.nn.models.resolve import resolve_model
 from opdock.nn.models.tokenizer import Tokenizer, tokenizer_from_folder
 from opdock.nn.models.tokenizer_gguf import tokenizer_from_gguf
+from opdock.nn.quantization.config import QuantizationConfig
+from opdock.nn.quantization.registry import get_quantization_config
+from opdock.nn.quantization.reloading import finish_loading, start_loading
 
 if TYPE_CHECKING:
     from opdock.nn.models.decoder import CausalDecoder
@@ -48,6 +53,7 @@ def load_model(
     *,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    quantization: str | QuantizationConfig | None = None,
     progress: Progress | None = None,
     check: Callable[[Tokenizer, ModelConfig], object] | None = None,
 ) -> LoadedModel:
@@ -60,6 +66,8 @@ def load_model(
         dtype: of the weights and all computation, or its name; None takes the checkpoint's, and float32 for a
             checkpoint that does not say (a GGUF file).
         device: where the model runs; None takes the platform's.
+        quantization: a method, by name or as a configuration, that quantises a checkpoint of floats after loading;
+            None loads the checkpoint as it is, quantised or not.
         progress: called with (numbers copied, numbers in all) after each tensor.
         check: called once before the weights are read; what it raises ends the loading, so that a prompt that
             does not fit is refused before long work.
@@ -71,10 +79,12 @@ def load_model(
     context.get_current_config()  # an OrderError comes first, not after the files are read
     found = resolve_model(path)
     checkpoint = HFCheckpoint(found) if found.is_dir() else GGUFCheckpoint(found)
-    config = checkpoint.config
+    config = _quantised(checkpoint.config, quantization)
     chosen = choose_dtype(dtype, config.dtype)
-    plan = checkpoint_plan(config)
-    check_header(plan, checkpoint.shapes(), config, checkpoint.source)
+    if config.quant_config is not None:
+        check_act_dtype(config.quant_config, chosen)
+    plan = quantised_plan(checkpoint_plan(config), config.quant_config, chosen)
+    check_header(plan, relevant_shapes(checkpoint.shapes(), plan), config, checkpoint.source)
     if isinstance(checkpoint, GGUFCheckpoint):
         tokenizer = tokenizer_from_gguf(checkpoint.metadata, checkpoint.source)
     else:
@@ -84,7 +94,9 @@ def load_model(
     # an unspecified platform names no device
     where = torch.device(device if device is not None else context.platform().device_type or "cpu")
     model = build_model(config, chosen, where)
+    start_loading(model)
     load_weights(model, plan, checkpoint, progress)
+    finish_loading(model)
     compile_model(model)
     return LoadedModel(model, tokenizer, config, found)
 
@@ -102,7 +114,22 @@ def load_without_weights(
     found = resolve_model(path)
     checkpoint = HFCheckpoint(found) if found.is_dir() else GGUFCheckpoint(found)
     where = torch.device(device if device is not None else context.platform().device_type or "cpu")
-    return build_model(checkpoint.config, choose_dtype(dtype, checkpoint.config.dtype), where)
+    model = build_model(checkpoint.config, choose_dtype(dtype, checkpoint.config.dtype), where)
+    finish_loading(model)
+    return model
+
+
+def _quantised(config: ModelConfig, wanted: str | QuantizationConfig | None) -> ModelConfig:
+    if wanted is None:
+        return config
+    if config.quant_config is not None:
+        raise UnsupportedError(
+            f"The checkpoint is quantised already, with {config.quant_config.get_name()}.",
+            who=config.source,
+            remedy="leave quantization out, or use the unquantised checkpoint.",
+        )
+    made = get_quantization_config(wanted).from_config({}) if isinstance(wanted, str) else wanted
+    return dataclasses.replace(config, quant_config=ready(made))
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalDecoder:

@@ -7,14 +7,18 @@ several matrices of a checkpoint takes them one by one: ``weight_loader(param, l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 
 from opdock.errors import CheckpointError, ConfigError
-from opdock.nn.layers.matmul import linear
+from opdock.nn.quantization.method import resolve_linear_method
+from opdock.nn.quantization.parameters import part_of, whole_of
 from opdock.registry import PluggableLayer
+
+if TYPE_CHECKING:
+    from opdock.nn.quantization.config import QuantizationConfig
 
 LinearOutput: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
 
@@ -29,9 +33,12 @@ class LinearBase(PluggableLayer):
         output_size: length of a row of y.
         bias: whether there is a bias.
         skip_bias_add: return the bias beside y and do not add it, for an op that adds it later.
-        params_dtype: of the weight and bias; None takes torch's default.
+        params_dtype: of the activations and bias, and of an unquantised weight; None takes torch's default.
+        quant_config: says how the weight is held; None: as it is.
         prefix: the layer's path in its model.
         return_bias: return (y, bias to add or None); False returns y alone.
+
+    Raises: UnsupportedError or ConfigError naming the layer if ``quant_config`` does not fit it.
     """
 
     def __init__(
@@ -41,11 +48,12 @@ class LinearBase(PluggableLayer):
         bias: bool = True,
         skip_bias_add: bool = False,
         params_dtype: torch.dtype | None = None,
+        quant_config: QuantizationConfig | None = None,
         prefix: str = "",
         *,
         return_bias: bool = True,
     ) -> None:
-        """Allocate weight and bias, uninitialised."""
+        """Allocate the parameters of the weight, and the bias, uninitialised."""
         super().__init__()
         self.input_size = input_size
         self.output_size = output_size
@@ -53,25 +61,38 @@ class LinearBase(PluggableLayer):
         self.params_dtype = params_dtype or torch.get_default_dtype()
         self.prefix = prefix
         self.return_bias = return_bias
-        self.weight = nn.Parameter(torch.empty(output_size, input_size, dtype=self.params_dtype), requires_grad=False)
+        self.output_partition_sizes: list[int] = list(getattr(self, "output_sizes", [output_size]))
+        self.quant_config = quant_config
+        self.quant_method = resolve_linear_method(quant_config, self, prefix)
+        self.quant_method.create_weights(self, **self.weight_arguments())
         self.register_parameter("bias", _bias(output_size, self.params_dtype) if bias else None)
+
+    def weight_arguments(self) -> dict[str, Any]:
+        """Return what ``create_weights`` is called with, now and before weights are loaded again."""
+        return {
+            "input_size_per_partition": self.input_size,
+            "output_partition_sizes": self.output_partition_sizes,
+            "input_size": self.input_size,
+            "output_size": self.output_size,
+            "params_dtype": self.params_dtype,
+            "weight_loader": self.weight_loader,
+        }
 
     def forward(self, x: torch.Tensor) -> LinearOutput:
         """Return y, or (y, bias left to add)."""
-        parameters = self._parameters
-        weight, bias = parameters["weight"], parameters["bias"]
+        bias = self._parameters["bias"]
         if self.skip_bias_add:
-            y = linear(x, weight)  # type: ignore[arg-type]
+            y = self.quant_method.apply(self, x)
             return (y, bias) if self.return_bias else y
-        y = linear(x, weight, bias)  # type: ignore[arg-type]
+        y = self.quant_method.apply(self, x, bias)
         return (y, None) if self.return_bias else y
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
         """Copy a checkpoint's tensor into ``param``.
 
-        Raises: CheckpointError if the shapes differ.
+        Raises: CheckpointError if the shapes differ, or the dtypes of quantised numbers.
         """
-        copy_checked(param.data, loaded_weight, self.prefix)
+        copy_checked(whole_of(param), loaded_weight, self.prefix)
 
     def extra_repr(self) -> str:
         """Return what repr shows."""
@@ -83,7 +104,18 @@ def _bias(size: int, dtype: torch.dtype | None) -> nn.Parameter:
 
 
 def copy_checked(target: torch.Tensor, source: torch.Tensor, where: str) -> None:
-    """Copy ``source`` into ``target``; CheckpointError if their shapes differ."""
+    """Copy ``source`` into ``target``; CheckpointError if their shapes differ, or the dtypes of quantised numbers.
+
+    One number may have any number of dimensions.
+    """
+    if target.dtype != source.dtype and not (_is_plain(target) and _is_plain(source)):
+        raise CheckpointError(
+            f"A tensor of another kind of numbers stands for {where or 'a parameter'}.",
+            why=[f"parameter   {target.dtype}", f"checkpoint  {source.dtype}"],
+            remedy="use the config.json that belongs to these weights.",
+        )
+    if target.numel() == source.numel() == 1:
+        source = source.reshape(target.shape)
     if target.shape != source.shape:
         raise CheckpointError(
             f"A tensor does not fit {where or 'its parameter'}.",
@@ -91,6 +123,13 @@ def copy_checked(target: torch.Tensor, source: torch.Tensor, where: str) -> None
             remedy="use the config.json that belongs to these weights.",
         )
     target.copy_(source)
+
+
+_PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _PLAIN
 
 
 @PluggableLayer.register("replicated_linear")
@@ -132,7 +171,9 @@ class _JoinedLinear(ColumnParallelLinear):
                 remedy=f"use one of {', '.join(map(repr, offsets))}.",
             )
         first, rows = offsets[loaded_shard_id]
-        copy_checked(param.data.narrow(0, first, rows), loaded_weight, f"{self.prefix} shard {loaded_shard_id!r}")
+        where = f"{self.prefix} shard {loaded_shard_id!r}"
+        part = part_of(param, list(offsets).index(loaded_shard_id), first, rows, where)
+        copy_checked(part, loaded_weight, where)
 
 
 @PluggableLayer.register("merged_column_parallel_linear")
@@ -142,7 +183,7 @@ class MergedColumnParallelLinear(_JoinedLinear):
     Args:
         input_size: length of a row of x.
         output_sizes: length of each part of a row of y.
-        bias, skip_bias_add, params_dtype, prefix, return_bias: see LinearBase.
+        bias, skip_bias_add, params_dtype, quant_config, prefix, return_bias: see LinearBase.
     """
 
     def __init__(
@@ -152,6 +193,7 @@ class MergedColumnParallelLinear(_JoinedLinear):
         bias: bool = True,
         skip_bias_add: bool = False,
         params_dtype: torch.dtype | None = None,
+        quant_config: QuantizationConfig | None = None,
         prefix: str = "",
         *,
         return_bias: bool = True,
@@ -159,7 +201,14 @@ class MergedColumnParallelLinear(_JoinedLinear):
         """Allocate the joined weight."""
         self.output_sizes = list(output_sizes)
         super().__init__(
-            input_size, sum(output_sizes), bias, skip_bias_add, params_dtype, prefix, return_bias=return_bias
+            input_size,
+            sum(output_sizes),
+            bias,
+            skip_bias_add,
+            params_dtype,
+            quant_config,
+            prefix,
+            return_bias=return_bias,
         )
 
     def _offsets(self) -> dict[str | int, tuple[int, int]]:
@@ -176,7 +225,7 @@ class QKVParallelLinear(_JoinedLinear):
         head_size: length of a head.
         total_num_heads: number of query heads.
         total_num_kv_heads: number of key and value heads, a divisor of it; None: as many.
-        bias, skip_bias_add, params_dtype, prefix, return_bias: see LinearBase.
+        bias, skip_bias_add, params_dtype, quant_config, prefix, return_bias: see LinearBase.
 
     Raises: ConfigError if the numbers of heads do not divide.
     """
@@ -190,6 +239,7 @@ class QKVParallelLinear(_JoinedLinear):
         bias: bool = True,
         skip_bias_add: bool = False,
         params_dtype: torch.dtype | None = None,
+        quant_config: QuantizationConfig | None = None,
         prefix: str = "",
         *,
         return_bias: bool = True,
@@ -212,6 +262,7 @@ class QKVParallelLinear(_JoinedLinear):
             bias,
             skip_bias_add,
             params_dtype,
+            quant_config,
             prefix,
             return_bias=return_bias,
         )

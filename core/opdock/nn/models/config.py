@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opdock.errors import CheckpointError, UnsupportedError, suggest
 from opdock.nn.models.facts import LatentConfig, MixtureConfig
+
+if TYPE_CHECKING:
+    from opdock.nn.quantization.config import QuantizationConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 MAX_LAYERS, MAX_POSITION = 10_000, 2**24  # beyond these a configuration is broken, and filling tables would hang
@@ -47,6 +50,7 @@ class ModelConfig:
         source: the file that says all this.
         mixture: of experts, or None.
         latent: attention, or None; head_dim and rotary_dim are then the rotated part of a head.
+        quant_config: how linear layers hold their weights; None: as they are.
     """
 
     architecture: str
@@ -74,6 +78,7 @@ class ModelConfig:
     source: str = ""
     mixture: MixtureConfig | None = None
     latent: LatentConfig | None = None
+    quant_config: QuantizationConfig | None = None
 
     def __post_init__(self) -> None:
         """Check that the numbers can make a model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -11,12 +12,14 @@ from opdock.errors import CheckpointError, UnsupportedError
 from opdock.nn.extras import need
 from opdock.nn.models.architectures import Architecture, find_architecture
 from opdock.nn.models.config import ModelConfig, token_ids
+from opdock.nn.models.quantised import STORED, read_quant_config
 
 if TYPE_CHECKING:
     import torch
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_QUANTISED = ("quantization_config", "compression_config")
 
 
 class HFCheckpoint:
@@ -26,7 +29,7 @@ class HFCheckpoint:
         folder: holds config.json and the safetensors.
 
     Raises: CheckpointError for a missing, truncated or broken file; UnsupportedError for a kind of weights
-        that is not read.
+        that is not read, or a quantisation that the platform cannot run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,8 +38,12 @@ class HFCheckpoint:
         self.source = str(folder)
         raw = read_json(folder / "config.json")
         self.architecture = _architecture(raw, str(folder / "config.json"))
-        self.config: ModelConfig = self.architecture.from_hf(_with_generation(raw, folder), str(folder / "config.json"))
-        self._files = {path: _header(path) for path in weight_files(folder)}
+        quant_config = read_quant_config(raw, folder)
+        plain = {key: value for key, value in raw.items() if key not in _QUANTISED}
+        config = self.architecture.from_hf(_with_generation(plain, folder), str(folder / "config.json"))
+        self.config: ModelConfig = dataclasses.replace(config, quant_config=quant_config)
+        kinds = _FLOATS if quant_config is None else (*_FLOATS, *STORED)
+        self._files = {path: _header(path, kinds) for path in weight_files(folder)}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return name to shape, from the headers."""
@@ -160,12 +167,12 @@ def _open(path: Path) -> Any:
         ) from err
 
 
-def _header(path: Path) -> dict[str, tuple[int, ...]]:
+def _header(path: Path, kinds: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     with _open(path) as file:
         shapes = {}
         for name in file.keys():  # noqa: SIM118 - not a mapping
             part = file.get_slice(name)
-            if part.get_dtype() not in _FLOATS:
+            if part.get_dtype() not in kinds:
                 raise UnsupportedError(
                     f"The tensor {name!r} has dtype {part.get_dtype()}, which opdock does not load.",
                     who=str(path),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         silu_and_mul_dynamic_per_token_fp8_quant,
         silu_and_mul_static_fp8_quant,
     )
+    from opdock.nn.kernels.triton.linear_calls import int4_linear, pack_words, scaled_linear, unpack_words
     from opdock.nn.kernels.triton.quant import dynamic_per_token_scaled_fp8_quant, static_scaled_fp8_quant
     from opdock.nn.kernels.triton.rotary import rotary_embedding
     from opdock.nn.kernels.triton.rows import (
@@ -35,18 +36,22 @@ __all__ = [
     "fused_add_rms_norm_dynamic_per_token_fp8_quant",
     "fused_add_rms_norm_static_fp8_quant",
     "gelu_and_mul",
+    "int4_linear",
     "interpreted",
+    "pack_words",
     "rms_norm",
     "rms_norm_dynamic_per_token_fp8_quant",
     "rms_norm_static_fp8_quant",
     "rotary_embedding",
+    "scaled_linear",
     "silu_and_mul",
     "silu_and_mul_dynamic_per_token_fp8_quant",
     "silu_and_mul_static_fp8_quant",
     "static_scaled_fp8_quant",
+    "unpack_words",
     "why_not",
 ]
-_FILES = ("rows", "gated", "quant", "rotary")
+_FILES = ("rows", "gated", "quant", "rotary", "linear_calls")
 _OLDEST = (3, 3)
 
 

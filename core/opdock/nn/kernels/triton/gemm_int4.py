@@ -1,0 +1,154 @@
+"""Products with 4-bit weights that are unpacked in registers: for as many rows as a decoding step has."""
+
+# ruff: noqa: ANN001, ANN201, ANN202, N803, N806 - Triton has its own types and habits
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,import-not-found,attr-defined"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from opdock.nn.kernels.triton.split import finish
+
+
+@triton.jit
+def _unpack(words, DTYPE: tl.constexpr, FAST: tl.constexpr):
+    """Return the four codes of each 16-bit word, minus 8, as DTYPE.
+
+    FAST, for NVIDIA, converts no integer: a code in the lowest bits of a float of unit steps (128 in bfloat16, 1024
+    in float16) is that float plus the code, exactly.
+    """
+    if FAST and tl.bfloat16 == DTYPE:  # two words at a time
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a, b, c, one, less;
+            mov.b32 one, 0x3F803F80;
+            mov.b32 less, 0xC308C308;
+            shr.u32 a, $4, 4;
+            shr.u32 b, $4, 8;
+            shr.u32 c, $4, 12;
+            lop3.b32 $0, $4, 0x000F000F, 0x43004300, 0xEA;
+            lop3.b32 $1, a, 0x000F000F, 0x43004300, 0xEA;
+            lop3.b32 $2, b, 0x000F000F, 0x43004300, 0xEA;
+            lop3.b32 $3, c, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $0, $0, one, less;
+            fma.rn.bf16x2 $1, $1, one, less;
+            fma.rn.bf16x2 $2, $2, one, less;
+            fma.rn.bf16x2 $3, $3, one, less;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,r",
+            [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    elif FAST:  # noqa: RET505 - Triton compiles both branches of what is not an else
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a, b, c, less;
+            mov.b32 less, 0xE408E408;
+            shr.u32 a, $4, 4;
+            shr.u32 b, $4, 8;
+            shr.u32 c, $4, 12;
+            lop3.b32 $0, $4, 0x000F000F, 0x64006400, 0xEA;
+            lop3.b32 $1, a, 0x000F000F, 0x64006400, 0xEA;
+            lop3.b32 $2, b, 0x000F000F, 0x64006400, 0xEA;
+            lop3.b32 $3, c, 0x000F000F, 0x64006400, 0xEA;
+            add.rn.f16x2 $0, $0, less;
+            add.rn.f16x2 $1, $1, less;
+            add.rn.f16x2 $2, $2, less;
+            add.rn.f16x2 $3, $3, less;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,r",
+            [words],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        w0 = ((words & 0xF) - 8).to(DTYPE)
+        w1 = (((words >> 4) & 0xF) - 8).to(DTYPE)
+        w2 = (((words >> 8) & 0xF) - 8).to(DTYPE)
+        w3 = (((words >> 12) & 0xF) - 8).to(DTYPE)
+        return w0, w1, w2, w3
+
+
+@triton.jit
+def _add(acc, d, x, scales_ptr, shifts_ptr, at, inside):
+    """Add one group: d * scale, and for weights with zero points their shift times the sum of x."""
+    acc += d * tl.load(scales_ptr + at, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if shifts_ptr is not None:
+        shift = tl.load(shifts_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        acc += shift[:, None] * tl.sum(x.to(tl.float32), axis=0)[None, :]
+    return acc
+
+
+@triton.jit
+def int4_linear(
+    x_ptr,
+    w_ptr,
+    scales_ptr,
+    shifts_ptr,
+    bias_ptr,
+    out_ptr,
+    parts_ptr,
+    locks_ptr,
+    rows,
+    outputs,
+    inputs,
+    x_stride,
+    group,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WORDS: tl.constexpr,
+    OWN_SCALES: tl.constexpr,
+    FAST: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Compute BLOCK_N outputs of BLOCK_M rows, as out.T = weight @ x.T, over one part of the inputs.
+
+    w is (outputs, inputs / 4) 16-bit words. A word holds the codes of inputs that lie WORDS apart, so that one mask
+    and one shift give a dense block of weights. OWN_SCALES: each of the four has a group of its own; otherwise all
+    four lie in one group. scales and shifts, (groups, outputs): a weight is (code - 8) * scale + shift.
+    """
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = tl.arange(0, WORDS)
+    chunks = inputs // (4 * WORDS)
+    each = tl.cdiv(chunks, SPLIT)
+    first = tl.program_id(2) * each
+    last = tl.minimum(first + each, chunks)
+    w_ptrs = w_ptr + n[:, None].to(tl.int64) * (inputs // 4) + j[None, :]
+    x_ptrs = x_ptr + m[None, :].to(tl.int64) * x_stride + j[:, None]
+    inside = n < outputs
+    used = (m < rows)[None, :]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for c in tl.range(first, last, num_stages=STAGES):
+        words = tl.load(w_ptrs + c * WORDS, mask=inside[:, None], other=0)
+        x_at = x_ptrs + c * (4 * WORDS)
+        x0 = tl.load(x_at, mask=used, other=0.0)
+        x1 = tl.load(x_at + WORDS, mask=used, other=0.0)
+        x2 = tl.load(x_at + 2 * WORDS, mask=used, other=0.0)
+        x3 = tl.load(x_at + 3 * WORDS, mask=used, other=0.0)
+        w0, w1, w2, w3 = _unpack(words, DTYPE, FAST)
+        if OWN_SCALES:
+            at = c * 4 * outputs + n
+            acc = _add(acc, tl.dot(w0, x0), x0, scales_ptr, shifts_ptr, at, inside)
+            acc = _add(acc, tl.dot(w1, x1), x1, scales_ptr, shifts_ptr, at + outputs, inside)
+            acc = _add(acc, tl.dot(w2, x2), x2, scales_ptr, shifts_ptr, at + 2 * outputs, inside)
+            acc = _add(acc, tl.dot(w3, x3), x3, scales_ptr, shifts_ptr, at + 3 * outputs, inside)
+        else:
+            at = c * (4 * WORDS) // group * outputs + n
+            d = tl.dot(w3, x3, tl.dot(w2, x2, tl.dot(w1, x1, tl.dot(w0, x0))))
+            if shifts_ptr is None:
+                acc = _add(acc, d, x0, scales_ptr, shifts_ptr, at, inside)
+            else:
+                x = x0.to(tl.float32) + x1.to(tl.float32) + x2.to(tl.float32) + x3.to(tl.float32)
+                acc = _add(acc, d, x, scales_ptr, shifts_ptr, at, inside)
+    finish(acc, bias_ptr, out_ptr, parts_ptr, locks_ptr, m, n, rows, outputs, BLOCK_M, BLOCK_N, SPLIT)

@@ -1,0 +1,1 @@
+"""Linear kernels: one file for each way to multiply."""

@@ -1,0 +1,180 @@
+"""Which kernel applies a quantised linear layer: a pure choice over a list, with a verdict for each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module
+
+from opdock import context, journal
+from opdock.errors import ConfigError, RegistrationError, UnsupportedError, suggest
+from opdock.nn.quantization.kernels.base import LinearKernel
+from opdock.nn.quantization.registry import _caller
+from opdock.nn.quantization.spec import KERNEL_TYPES, LinearSpec
+from opdock.platforms.enums import PlatformEnum
+
+VLLM_DISABLED_KERNELS = "VLLM_DISABLED_KERNELS"
+"""Names of kernel classes that are not chosen, separated by commas; blanks do not count."""
+
+_HERE = __name__.rpartition(".")[0] + ".kernels"
+_NATIVE: dict[str, str] = {
+    kind: f"{_HERE}.native:Native{'Int4' if kind == 'mp' else 'Scaled'}Linear" for kind in KERNEL_TYPES
+}
+_GPU: dict[str, list[str]] = {
+    "fp8": [f"{_HERE}.scaled:TritonScaledLinear", f"{_HERE}.scaled:TorchScaledLinear"],
+    "fp8_block": [f"{_HERE}.scaled:TritonScaledLinear"],
+    "int8": [f"{_HERE}.scaled:TritonScaledLinear", f"{_HERE}.int8:IntMatmulLinear"],
+    "mp": [f"{_HERE}.int4:TritonInt4Linear"],
+}
+_CPU: dict[str, list[str]] = {"int8": [f"{_HERE}.int8:IntMatmulLinear"]}
+_BUILT_IN = {PlatformEnum.CUDA: _GPU, PlatformEnum.ROCM: _GPU, PlatformEnum.CPU: _CPU}
+_added: dict[tuple[PlatformEnum, str], list[type[LinearKernel]]] = {}
+
+_forced: ContextVar[str | None] = ContextVar("opdock.linear_backend", default=None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one kernel: ``reason`` is "" for the one that was chosen."""
+
+    kernel: str
+    chosen: bool
+    reason: str
+
+
+@contextlib.contextmanager
+def linear_backend(name: str | None) -> Iterator[None]:
+    """Force the kernel of that backend, for layers that are built inside; None leaves the choice free.
+
+    A layer that it cannot serve is an error.
+    """
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def register_linear_kernel(
+    kernel_class: type[LinearKernel], platform: PlatformEnum, kernel_type: str = "mp", *, first: bool = False
+) -> None:
+    """Add a kernel for a platform, out-of-tree ones included; the same class again changes nothing.
+
+    Args:
+        kernel_class: what is made for each layer.
+        platform: where it may be chosen.
+        kernel_type: ``mp``, ``int8``, ``fp8`` or ``fp8_block``.
+        first: try it before the others; otherwise after them, but before the native one.
+
+    Raises: RegistrationError for another type, or a class that is no concrete LinearKernel.
+    """
+    if kernel_type not in KERNEL_TYPES:
+        raise RegistrationError(
+            f"Unrecognized kernel type: {kernel_type}", remedy=suggest(str(kernel_type), KERNEL_TYPES)
+        )
+    given: object = kernel_class
+    if not (isinstance(given, type) and issubclass(given, LinearKernel)):
+        raise RegistrationError(f"{kernel_class!r} is no LinearKernel.", remedy="class MyKernel(LinearKernel): ...")
+    lacking = sorted(getattr(kernel_class, "__abstractmethods__", ()))
+    if lacking or not getattr(kernel_class, "backend", ""):
+        raise RegistrationError(
+            f"{kernel_class.__qualname__} lacks {', '.join(lacking) or 'a backend name'}.",
+            remedy="define it; see LinearKernel.",
+        )
+    listed = _added.setdefault((platform, kernel_type), [])
+    if kernel_class in listed:
+        return
+    listed.insert(0 if first else len(listed), kernel_class)
+    (_first.add if first else _first.discard)(kernel_class)
+    name = f"{platform.name} {kernel_type} {kernel_class.__name__}"
+    journal.record("linear kernel", name, lambda: listed.remove(kernel_class), site=_caller())
+
+
+_first: set[type[LinearKernel]] = set()
+
+
+def possible_kernels(platform: PlatformEnum, kind: str) -> list[type[LinearKernel]]:
+    """Return the kernels that a platform may choose from, in the order in which they are tried."""
+    added = _added.get((platform, kind), [])
+    built_in = [*_BUILT_IN.get(platform, {}).get(kind, []), _NATIVE[kind]]
+    loaded = [_load(path) for path in built_in]
+    before = [k for k in added if k in _first]
+    return [*before, *loaded[:-1], *(k for k in added if k not in _first), loaded[-1]]
+
+
+def _load(path: str) -> type[LinearKernel]:
+    module, _, name = path.partition(":")
+    found: type[LinearKernel] = getattr(import_module(module), name)
+    return found
+
+
+def judge(
+    spec: LinearSpec,
+    kernels: Sequence[type[LinearKernel]],
+    *,
+    capability: int | None,
+    forced: str | None = None,
+    disabled: Sequence[str] = (),
+) -> tuple[type[LinearKernel] | None, list[Verdict]]:
+    """Return the first kernel that can serve a layer, and what became of each that was tried.
+
+    Args:
+        spec: the layer.
+        kernels: in order of priority.
+        capability: of the device, such as 90; None where the notion does not apply.
+        forced: the only backend, or class name, that may be chosen.
+        disabled: class names that may not be chosen.
+    """
+    verdicts = []
+    for kernel in kernels:
+        if forced is not None and forced not in (kernel.backend, kernel.__name__):
+            reason = f"{forced!r} was asked for"
+        elif kernel.__name__ in disabled:
+            reason = f"disabled by {VLLM_DISABLED_KERNELS}"
+        else:
+            supported, reason = kernel.is_supported(capability)
+            if supported:
+                able, reason = kernel.can_implement(spec)
+                if able:
+                    verdicts.append(Verdict(kernel.__name__, True, ""))
+                    return kernel, verdicts
+        verdicts.append(Verdict(kernel.__name__, False, reason))
+    return None, verdicts
+
+
+def choose_linear_kernel(spec: LinearSpec) -> type[LinearKernel]:
+    """Return the kernel for a layer on the current platform.
+
+    Raises: ConfigError for a forced backend that does not exist; UnsupportedError naming the layer and why each
+        kernel cannot serve it.
+    """
+    return explain_linear_kernel(spec)[0]
+
+
+def explain_linear_kernel(spec: LinearSpec) -> tuple[type[LinearKernel], list[Verdict]]:
+    """Return the kernel for a layer on the current platform, and the verdicts; raises as ``choose_linear_kernel``."""
+    platform = context.platform()
+    found = platform.get_device_capability()
+    kernels = possible_kernels(platform._enum, spec.kind)
+    forced = _forced.get()
+    names = {name for kernel in kernels for name in (kernel.backend, kernel.__name__)}
+    if forced is not None and forced not in names:
+        raise ConfigError(
+            f"No linear kernel of type {spec.kind!r} is called {forced!r} on {platform.device_name}.",
+            who=f"layer {spec.prefix!r}",
+            remedy=suggest(forced, {kernel.backend for kernel in kernels}),
+        )
+    disabled = [name.strip() for name in os.environ.get(VLLM_DISABLED_KERNELS, "").split(",") if name.strip()]
+    capability = None if found is None else found.to_int()
+    chosen, verdicts = judge(spec, kernels, capability=capability, forced=forced, disabled=disabled)
+    if chosen is None:
+        raise UnsupportedError(
+            f"Failed to find a kernel that can implement the linear layer {spec.prefix!r}.",
+            who=f"{spec.describe()} on {platform.device_name}",
+            why=[f"{verdict.kernel}: {verdict.reason}" for verdict in verdicts],
+            remedy="leave the backend free with linear_backend(None)." if forced else "use another checkpoint.",
+        )
+    return chosen, verdicts
