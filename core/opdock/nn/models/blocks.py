@@ -39,10 +39,15 @@ class DecoderMLP(nn.Module):
             config.hidden_size,
             [inner] * 2,
             bias=config.mlp_bias,
+            quant_config=config.quant_config,
             prefix=f"{prefix}.gate_up_proj",
         )
         self.down_proj = RowParallelLinear(
-            inner, config.hidden_size, bias=config.mlp_bias, prefix=f"{prefix}.down_proj"
+            inner,
+            config.hidden_size,
+            bias=config.mlp_bias,
+            quant_config=config.quant_config,
+            prefix=f"{prefix}.down_proj",
         )
         if config.hidden_act == "silu":
             self.act_fn: nn.Module = SiluAndMul()

@@ -34,9 +34,16 @@ class DecoderAttention(nn.Module):
             config.num_heads,
             config.num_kv_heads,
             bias=config.qkv_bias,
+            quant_config=config.quant_config,
             prefix=f"{prefix}.qkv_proj",
         )
-        self.o_proj = RowParallelLinear(self.q_size, config.hidden_size, bias=config.o_bias, prefix=f"{prefix}.o_proj")
+        self.o_proj = RowParallelLinear(
+            self.q_size,
+            config.hidden_size,
+            bias=config.o_bias,
+            quant_config=config.quant_config,
+            prefix=f"{prefix}.o_proj",
+        )
         self.rotary_emb = rotary
         self.attn = Attention(
             config.num_heads,
