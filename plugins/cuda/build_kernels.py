@@ -72,6 +72,7 @@ class BuildKernels(build_ext):
             [
                 nvcc,
                 "-shared",
+                "--no-device-link",  # no file needs it, and it would add an image for nvcc's default GPU
                 "-o",
                 str(out),
                 *(str(o) for _, o in wanted),

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent
 TORCH = re.compile(r"(aoti_)?torch_\w+")
 """The names of torch's stable C interface; whether torch still has them is seen when the file is loaded."""
+FATBIN = struct.pack("<IH", 0xBA55ED50, 1)
 FOREIGN = re.compile(r"_Z\w*?N[VK]*(3c10|2at|5torch)")
 """C++ names of torch, in the mangling of GCC: none of them is stable."""
 LOAD = """
@@ -50,9 +53,12 @@ def main() -> int:
         file = Path(folder) / "opdock_cuda" / "_C.abi3.so"
         wrong = [*check_names(args.wheel, Path(folder)), *check_symbols(symbols(file, "undefined"))]
         wrong += [f"exports {name}" for name in symbols(file, "defined") if not name.startswith(("_", "PyInit__C"))]
+        found = images(file.read_bytes())
+        wrong += check_images(found, Path(folder))
         print("| what | |\n| --- | --- |")
         print(f"| {args.wheel.name} | {args.wheel.stat().st_size / 1e6:.1f} MB |")
         print(f"| _C.abi3.so | {file.stat().st_size / 1e6:.1f} MB |")
+        print(f"| compiled for | {', '.join(found)} |")
         for python in args.python:
             said, fault = load_under(python, Path(folder))
             print(f"| {said} |")
@@ -90,6 +96,37 @@ def symbols(file: Path, kind: str) -> list[str]:
     """Return the dynamic symbols of a shared object that are ``defined`` or ``undefined``, without versions."""
     done = subprocess.run(["nm", "-D", f"--{kind}-only", str(file)], capture_output=True, text=True, check=True)
     return sorted(line.split()[-1].partition("@")[0] for line in done.stdout.splitlines())
+
+
+def images(data: bytes) -> list[str]:
+    """Return what the kernels in a shared object were compiled for, such as ``sm_90`` or ``compute_100`` (PTX).
+
+    nvcc puts them into fat binaries: a header (magic number, version, its own size, size of what follows), then images,
+    each with a header of kind (1: PTX, 2: machine code), its own size and the size of what follows; at byte 28 the
+    compute capability.
+    """
+    found: set[str] = set()
+    at = data.find(FATBIN)
+    while at >= 0:
+        head, size = struct.unpack_from("<HQ", data, at + 6)
+        here, end = at + head, at + head + size
+        while here < min(end, len(data) - 32):
+            kind, head, size = struct.unpack_from("<H2xIQ", data, here)
+            found.add(f"{'compute' if kind == 1 else 'sm'}_{struct.unpack_from('<I', data, here + 28)[0]}")
+            here += head + size
+            if not head:
+                break
+        at = data.find(FATBIN, max(end, at + 4))
+    return sorted(found)
+
+
+def check_images(found: list[str], folder: Path) -> list[str]:
+    """Return what is wrong where the images are not those that the file of facts beside the object names."""
+    named = json.loads((folder / "opdock_cuda" / "_C.json").read_text(encoding="utf-8"))["architectures"]
+    numbers = [name.removesuffix("+PTX").replace(".", "") for name in named]
+    wanted = [f"sm_{number}" for number in numbers]
+    wanted += [f"compute_{number}" for name, number in zip(named, numbers, strict=True) if name.endswith("+PTX")]
+    return [] if found == sorted(wanted) else [f"compiled for {found}, and _C.json says {named}"]
 
 
 def load_under(python: str, folder: Path) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import struct
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -60,11 +61,36 @@ def test_a_wheel_holds_one_object_and_says_for_which_pythons(check: ModuleType, 
     assert "libtorch_cuda.so" in check.check_names(Path(TAG), tmp_path)[0]
 
 
-@pytest.mark.skipif(not BUILT.is_file() or shutil.which("nm") is None, reason="needs the kernels, built, and nm")
+def _fatbin(*kinds: tuple[int, int], filled: int = 16) -> bytes:
+    """A fat binary as nvcc lays it out: images of a kind (1: PTX, 2: machine code) for a capability."""
+    body = b"".join(
+        struct.pack("<H2xIQ", kind, 64, filled) + bytes(12) + struct.pack("<I", number) + bytes(32) + bytes(filled)
+        for kind, number in kinds
+    )
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_the_images_of_every_fat_binary_are_found(check: ModuleType) -> None:
+    data = bytes(40) + _fatbin((2, 80), (2, 90)) + bytes(8) + _fatbin((2, 100), (1, 100), filled=40) + bytes(40)
+    assert check.images(data) == ["compute_100", "sm_100", "sm_80", "sm_90"]
+    assert check.images(bytes(200)) == []
+
+
+def test_images_that_the_file_of_facts_does_not_name_are_told(check: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "opdock_cuda").mkdir()
+    (tmp_path / "opdock_cuda" / "_C.json").write_text('{"architectures": ["8.0", "10.0+PTX"]}')
+    assert check.check_images(["compute_100", "sm_100", "sm_80"], tmp_path) == []
+    assert "sm_75" in check.check_images(["compute_100", "sm_100", "sm_75", "sm_80"], tmp_path)[0]
+
+
+@pytest.mark.skipif(
+    not BUILT.with_name("_C.json").is_file() or shutil.which("nm") is None, reason="needs the kernels, built, and nm"
+)
 def test_the_object_that_is_built_here_passes(
     check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with zipfile.ZipFile(tmp_path / TAG, "w") as archive:
         archive.write(BUILT, "opdock_cuda/_C.abi3.so")
+        archive.write(BUILT.with_name("_C.json"), "opdock_cuda/_C.json")
     monkeypatch.setattr("sys.argv", [str(SCRIPT), str(tmp_path / TAG)])
     assert check.main() == 0, capsys.readouterr().err
