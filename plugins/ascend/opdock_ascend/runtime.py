@@ -33,7 +33,7 @@ answer = {}
 try:
     for name in sys.argv[1:]:
         library = ctypes.CDLL(name)
-        if name == "libascendcl.so":
+        if name.endswith("libascendcl.so"):
             acl = library
     count = ctypes.c_uint32(0)
     answer["code"] = acl.aclrtGetDeviceCount(ctypes.byref(count))

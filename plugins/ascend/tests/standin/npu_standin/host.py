@@ -56,20 +56,25 @@ def device_of(values: list[Any]) -> torch.device:
     return torch.device(DEVICE, torch.npu.current_device())
 
 
-def on_host(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+def on_host(op: Any, run: Callable[..., Any], check: Callable[..., None] | None = None) -> Callable[..., Any]:
     """Return a kernel for the device that runs ``run`` on CPU tensors over the same memory.
 
     Args:
         op: the overload of torch.ops that it is a kernel of; its schema says what is written.
         run: takes and returns CPU tensors.
+        check: looks at the arguments first.
     """
     written = [argument for argument in op._schema.arguments if argument.alias_info and argument.alias_info.is_write]
     names = [argument.name for argument in op._schema.arguments]
     returned = [r.alias_info is not None and r.alias_info.is_write for r in op._schema.returns]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if check is not None:
+            check(args, kwargs)
         flat = pytree.tree_leaves((args, kwargs))
         device = device_of(flat)
+        wanted = kwargs.get("device")
+        leaves = wanted is not None and torch.device(wanted).type != DEVICE  # x.cpu(), and what else goes elsewhere
         cpu_args, cpu_kwargs = pytree.tree_map(to_host, (args, kwargs))
         result = run(*cpu_args, **cpu_kwargs)
         given = _bound(names, args, kwargs)
@@ -83,9 +88,27 @@ def on_host(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         if any(returned):
             out = [given[argument.name] for argument in written]
             return out[0] if len(out) == 1 else tuple(out)
-        return pytree.tree_map(lambda value: to_device(value, device), result)
+        return result if leaves else pytree.tree_map(lambda value: to_device(value, device), result)
 
     return kernel
+
+
+def refuse_mixed(op: Any) -> Callable[..., None]:
+    """Return a function that raises RuntimeError where an op of aten gets tensors of both devices, as on a real NPU.
+
+    A CPU tensor without dimensions is a number, and indices may lie on the CPU.
+    """
+    name = op._schema.name.partition("::")[2]
+    if "copy" in name or name.startswith(("index", "_index", "_unsafe_index", "lift")):
+        return lambda args, kwargs: None
+
+    def refuse(args: Any, kwargs: Any) -> None:
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        strays = [x for x in tensors if x.device.type == "cpu" and x.ndim]
+        if strays and any(x.device.type == DEVICE for x in tensors):
+            raise RuntimeError(f"Expected all tensors to be on the same device, {name} got {DEVICE} and cpu")
+
+    return refuse
 
 
 def _bound(names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

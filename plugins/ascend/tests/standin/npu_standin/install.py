@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from npu_standin.calls import record
-from npu_standin.host import on_host
+from npu_standin.host import on_host, refuse_mixed
 from npu_standin.references import REFERENCES
 
 KEY = "PrivateUse1"
@@ -43,7 +43,7 @@ def install() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for op in _aten_ops():
-            libraries["aten"].impl(op, on_host(op, op), KEY, allow_override=True)
+            libraries["aten"].impl(op, on_host(op, op, refuse_mixed(op)), KEY, allow_override=True)
             if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), GRADIENTS) and _implicit(op):
                 # torch_npu's own gradient of it calls its kernel directly; there are no gradients here
                 libraries["aten"].impl(op, torch.library.fallthrough_kernel, GRADIENTS, allow_override=True)
