@@ -7,6 +7,7 @@ Everything runs on the current stream without a word from the device to the host
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from opdock.nn.kernels.triton import interpreted
 from opdock.nn.kernels.triton.launch import launch
 from opdock.nn.kernels.triton.moe_gemm import grouped_gemm, sum_places
 from opdock.nn.kernels.triton.moe_plan import Plan, make_plan
@@ -38,20 +40,42 @@ class Tiles(NamedTuple):
     tma: bool = False
 
 
-FIXED = Tiles(64, 64, 64, 8, 4, 3)
+FIXED = Tiles(64, 128, 64, 4, 4, 4, tma=True)
 """For every number of tokens, where a token's bits must not depend on the others."""
+OTHER_FIXED = Tiles(64, 64, 64, 8, 4, 3)
+"""Likewise, on GPUs with less shared memory and without tensor descriptors."""
 
 
-def tiles_for(places: int, experts: int, *, gated: bool) -> Tiles:
-    """Return the tiles for a step of ``places`` rows over ``experts`` experts."""
+def tiles_for(places: int, experts: int, columns: int, *, gated: bool, modern: bool, fixed: bool = False) -> Tiles:
+    """Return the tiles for a step: the best of those tried on an H200 in bfloat16.
+
+    Args:
+        places: rows of the step, over all experts.
+        experts: number of local experts.
+        columns: of the product's output.
+        gated: whether it is the first product, of two matrices.
+        modern: whether the GPU has tensor descriptors, and 227 KiB of shared memory.
+        fixed: tiles of every number of rows.
+    """
     each = places / experts
-    if each <= 1:
-        return Tiles(16, 64, 128, 1, 4, 3) if gated else Tiles(16, 64, 128, 1, 4, 4)
-    if each <= 24:
-        return Tiles(16, 64, 128, 1, 4, 3)
-    if each <= 96:
-        return Tiles(64, 64, 64, 8, 4, 4) if gated else Tiles(64, 128, 64, 8, 4, 4)
-    return Tiles(128, 128, 64, 8, 8, 3) if gated else Tiles(128, 256, 64, 8, 8, 3)
+    if not modern:
+        return OTHER_FIXED if fixed or each > 24 else Tiles(16, 64, 64, 1, 4, 3)
+    if fixed:
+        return FIXED
+    if each <= 20:
+        narrow = gated and each <= 1 and columns <= 1024  # so that there are programs enough
+        return Tiles(16, 64, 256, 1, 4, 3, tma=True) if narrow else Tiles(16, 128, 128, 1, 4, 3, tma=True)
+    if each <= 128:
+        return Tiles(64, 128, 64, 4, 4, 4, tma=True)
+    return Tiles(128, 128, 64, 8, 8, 4, tma=True) if gated else Tiles(128, 256, 64, 8, 8, 3, tma=True)
+
+
+@functools.cache
+def is_modern(index: int) -> bool:
+    """Return whether the GPU of that index has tensor descriptors and the shared memory of NVIDIA's since Hopper."""
+    if index < 0 or interpreted() or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(index) in ((9, 0), (10, 0), (10, 3))
 
 
 def fused_experts(
@@ -83,7 +107,7 @@ def fused_experts(
         w13_scale: (experts, 2 * intermediate) float32, of each row of w13; each row of x is then quantised too.
         w2_scale: (experts, hidden) float32, of each row of w2; intermediate rows are then quantised too.
         fixed: one way of cutting for every number of tokens.
-        tiles: for both products; None: by the sizes.
+        tiles: for both products, with the same number of rows; None: by the sizes.
     """
     tokens, hidden = x.shape
     experts, inner, top_k = w13.shape[0], w2.shape[2], ids.shape[1]
@@ -91,11 +115,7 @@ def fused_experts(
     if not tokens:
         return torch.empty_like(x)
     if tiles is None:
-        tiles = (
-            (FIXED, FIXED)
-            if fixed
-            else (tiles_for(places, experts, gated=True), tiles_for(places, experts, gated=False))
-        )
+        tiles = choose_tiles(x.get_device(), w13, w2, places, fixed=fixed)
     first, second = tiles
     plan = make_plan(ids, experts, first.rows, expert_map)
     a, a_scale = (x, None) if w13_scale is None else _quantised(x, w13.dtype)
@@ -105,6 +125,21 @@ def fused_experts(
     parts = torch.empty((places, hidden), dtype=x.dtype, device=x.device)
     product(a, w2, parts, plan, second, top_k, scales=(a_scale, w2_scale), weights=weights)
     return add_places(parts, ids, expert_map)
+
+
+def choose_tiles(index: int, w13: Tensor, w2: Tensor, places: int, *, fixed: bool = False) -> tuple[Tiles, Tiles]:
+    """Return the tiles of both products on the GPU of that index; their blocks of rows are the same."""
+    experts, hidden, inner = w2.shape
+    modern = is_modern(index) and not any(w.stride(1) * w.element_size() % 16 or w.data_ptr() % 16 for w in (w13, w2))
+    found = [
+        tiles_for(places, experts, columns, gated=gated, modern=modern, fixed=fixed)
+        for columns, gated in ((inner, True), (hidden, False))
+    ]
+    if w13.element_size() == 1:  # as many bytes of each row
+        found = [t._replace(depth=2 * t.depth) for t in found]
+    elif w13.element_size() == 4:  # float32 takes twice the memory
+        found = [t._replace(depth=max(16, t.depth // 2)) for t in found]
+    return found[0], found[1]
 
 
 def add_places(parts: Tensor, ids: Tensor, expert_map: Tensor | None) -> Tensor:

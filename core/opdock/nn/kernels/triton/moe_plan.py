@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opdock.nn.kernels.triton.launch import launch
 
-_CHUNK, _SMALL = 1024, 4096
+_CHUNK, _SMALL = 1024, 4096  # places of a program; up to so many, each expert's program looks at all
 
 
 class Plan(NamedTuple):
@@ -47,52 +47,46 @@ def local_expert(ids_ptr, map_ptr, places, inside, experts):
 
 
 @triton.jit
-def write_table(counts, cursor_ptr, table_ptr, experts, blocks, BINS: tl.constexpr, BM: tl.constexpr):
-    """Write where each expert's rows begin, and the table of blocks, from the number of rows of each expert."""
+def write_blocks(counts, mine, table_ptr, experts, blocks, BINS: tl.constexpr, BM: tl.constexpr):
+    """Write the blocks of one expert, or, as expert ``experts``, those that nobody needs; return its first row."""
     bins = tl.arange(0, BINS)
-    counts = tl.where(bins < experts, counts, 0)
-    first = tl.cumsum(counts, axis=0) - counts
-    tl.store(cursor_ptr + bins, first, mask=bins <= experts)
     needed = (counts + BM - 1) // BM
-    last_block = tl.cumsum(needed, axis=0)
-    for begin in range(0, blocks, 32):
-        numbers = begin + tl.arange(0, 32)
-        inside = numbers < blocks
-        mine = (last_block[None, :] > numbers[:, None]) & (last_block[None, :] - needed[None, :] <= numbers[:, None])
-        expert = tl.sum(tl.where(mine, bins[None, :], 0), axis=1)
-        place = numbers - tl.sum(tl.where(mine, (last_block - needed)[None, :], 0), axis=1)
-        start = tl.sum(tl.where(mine, first[None, :], 0), axis=1) + place * BM
-        left = tl.sum(tl.where(mine, counts[None, :], 0), axis=1) - place * BM
-        used = tl.sum(mine.to(tl.int32), axis=1) > 0
-        tl.store(table_ptr + numbers, expert, mask=inside)
-        tl.store(table_ptr + blocks + numbers, start, mask=inside)
-        tl.store(table_ptr + 2 * blocks + numbers, tl.where(used, tl.minimum(left, BM), 0), mask=inside)
-
-
-@triton.jit
-def scatter_places(ids_ptr, map_ptr, cursor_ptr, rows_ptr, begin, numel, experts, CHUNK: tl.constexpr):
-    """Put the places of a chunk behind those that their experts have already; their order is any."""
-    places = begin + tl.arange(0, CHUNK)
-    expert = local_expert(ids_ptr, map_ptr, places, places < numel, experts)
-    here = expert < experts
-    row = tl.atomic_add(cursor_ptr + expert, 1, mask=here, sem="relaxed")
-    tl.store(rows_ptr + row, places, mask=here)
+    before = bins < mine
+    first = tl.sum(tl.where(before, counts, 0), axis=0)
+    block = tl.sum(tl.where(before, needed, 0), axis=0)
+    count = tl.sum(tl.where(bins == mine, counts, 0), axis=0)
+    end = block + tl.sum(tl.where(bins == mine, needed, 0), axis=0)
+    if mine == experts:
+        end = blocks
+    for begin in range(block, end, BINS):
+        numbers = begin + bins
+        inside = numbers < end
+        row = (numbers - block) * BM
+        tl.store(table_ptr + numbers, bins * 0 + mine, mask=inside)
+        tl.store(table_ptr + blocks + numbers, first + row, mask=inside)
+        tl.store(table_ptr + 2 * blocks + numbers, tl.minimum(count - row, BM), mask=inside)
+    return first
 
 
 @triton.jit(do_not_specialize=["numel", "experts", "blocks"])
-def plan_all(
-    ids_ptr, map_ptr, cursor_ptr, rows_ptr, table_ptr, numel, experts, blocks,
+def plan_expert(
+    ids_ptr, map_ptr, rows_ptr, table_ptr, numel, experts, blocks,
     CHUNK: tl.constexpr, BINS: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Make the whole plan in one program."""
+    """Make the part of the plan of one expert: each program counts all places, and finds its own."""
+    mine = tl.program_id(0)
     counts = tl.zeros((BINS,), tl.int32)
     for begin in range(0, numel, CHUNK):
         places = begin + tl.arange(0, CHUNK)
         counts += tl.histogram(local_expert(ids_ptr, map_ptr, places, places < numel, experts), BINS)
-    write_table(counts, cursor_ptr, table_ptr, experts, blocks, BINS, BM)
-    tl.debug_barrier()
-    for begin in range(0, numel, CHUNK):
-        scatter_places(ids_ptr, map_ptr, cursor_ptr, rows_ptr, begin, numel, experts, CHUNK)
+    counts = tl.where(tl.arange(0, BINS) < experts, counts, 0)
+    row = write_blocks(counts, mine, table_ptr, experts, blocks, BINS, BM)
+    if mine < experts:
+        for begin in range(0, numel, CHUNK):
+            places = begin + tl.arange(0, CHUNK)
+            here = (local_expert(ids_ptr, map_ptr, places, places < numel, experts) == mine).to(tl.int32)
+            tl.store(rows_ptr + row + tl.cumsum(here, axis=0) - here, places, mask=here > 0)
+            row += tl.sum(here, axis=0)
 
 
 @triton.jit(do_not_specialize=["numel", "experts"])
@@ -106,16 +100,21 @@ def count_chunk(ids_ptr, map_ptr, counts_ptr, numel, experts, CHUNK: tl.constexp
 
 @triton.jit(do_not_specialize=["experts", "blocks"])
 def plan_table(counts_ptr, cursor_ptr, table_ptr, experts, blocks, BINS: tl.constexpr, BM: tl.constexpr):
-    """Make the table of blocks from the counts."""
+    """Write where one expert's rows begin, and its blocks, from the counts."""
+    mine = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.load(counts_ptr + bins, mask=bins < experts, other=0)
-    write_table(counts, cursor_ptr, table_ptr, experts, blocks, BINS, BM)
+    tl.store(cursor_ptr + mine, write_blocks(counts, mine, table_ptr, experts, blocks, BINS, BM))
 
 
 @triton.jit(do_not_specialize=["numel", "experts"])
 def scatter_chunk(ids_ptr, map_ptr, cursor_ptr, rows_ptr, numel, experts, CHUNK: tl.constexpr):
-    """Sort the places of a chunk."""
-    scatter_places(ids_ptr, map_ptr, cursor_ptr, rows_ptr, tl.program_id(0) * CHUNK, numel, experts, CHUNK)
+    """Put the places of a chunk behind those that their experts have already; their order is any."""
+    places = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    expert = local_expert(ids_ptr, map_ptr, places, places < numel, experts)
+    here = expert < experts
+    row = tl.atomic_add(cursor_ptr + expert, 1, mask=here, sem="relaxed")
+    tl.store(rows_ptr + row, places, mask=here)
 
 
 @triton.jit(do_not_specialize=["numel", "experts"])
@@ -146,17 +145,17 @@ def make_plan(ids: Tensor, experts: int, block: int, expert_map: Tensor | None =
     blocks, bins = most_blocks(numel, experts, block), triton.next_power_of_2(experts + 1)
     rows = torch.empty(numel, dtype=torch.int32, device=device)
     table = torch.empty((3, blocks), dtype=torch.int32, device=device)
-    cursor = torch.empty(experts + 1, dtype=torch.int32, device=device)
     if numel <= _SMALL:
-        args = (ids, expert_map, cursor, rows, table, numel, experts, blocks)
+        args = (ids, expert_map, rows, table, numel, experts, blocks)
         chunk = min(max(triton.next_power_of_2(numel), 128), _CHUNK)
-        launch(plan_all, (1,), ("cursor_ptr", "rows_ptr", "table_ptr"), args, 8, CHUNK=chunk, BINS=bins, BM=block)
+        launch(plan_expert, (experts + 1,), ("rows_ptr", "table_ptr"), args, 4, CHUNK=chunk, BINS=bins, BM=block)
         return Plan(rows, table, blocks)
     counts = torch.zeros(experts, dtype=torch.int32, device=device)
+    cursor = torch.empty(experts + 1, dtype=torch.int32, device=device)
     grid = (triton.cdiv(numel, _CHUNK),)
     launch(count_chunk, grid, ("counts_ptr",), (ids, expert_map, counts, numel, experts), 4, CHUNK=_CHUNK, BINS=bins)
-    launch(plan_table, (1,), ("cursor_ptr", "table_ptr"), (counts, cursor, table, experts, blocks), 8, BINS=bins,
-           BM=block)  # fmt: skip
+    launch(plan_table, (experts + 1,), ("cursor_ptr", "table_ptr"), (counts, cursor, table, experts, blocks), 4,
+           BINS=bins, BM=block)  # fmt: skip
     launch(scatter_chunk, grid, ("cursor_ptr", "rows_ptr"), (ids, expert_map, cursor, rows, numel, experts), 4,
            CHUNK=_CHUNK)  # fmt: skip
     return Plan(rows, table, blocks)

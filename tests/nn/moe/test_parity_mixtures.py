@@ -1,0 +1,130 @@
+"""The same logits as transformers from the same checkpoints of mixtures, prefill and token by token."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from opdock.errors import CheckpointError
+
+KINDS = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v2_greedy",
+    "deepseek_v3",
+    "deepseek_v3_neox",
+)
+TOKENS, PROMPT = 40, 23
+FACTOR = 1.5
+ROUTER = 3e-6  # transformers computes scores in float32, in its float64 run too
+
+
+def tokens() -> Tensor:
+    return torch.randint(3, 320, (TOKENS,), generator=torch.Generator().manual_seed(5))
+
+
+def ours(model: Any, prompt: int) -> Tensor:
+    """Return the logits at every position: the prompt in one step, the others one by one."""
+    ids, positions = tokens(), torch.arange(TOKENS)
+    cache = model.new_cache(TOKENS)
+    with torch.inference_mode():
+        hidden = [model(ids[:prompt], positions[:prompt], cache)]
+        hidden += [model(ids[i : i + 1], positions[i : i + 1], cache) for i in range(prompt, TOKENS)]
+        return model.compute_logits(torch.cat(hidden)).double()  # type: ignore[no-any-return]
+
+
+def theirs(model: Any) -> Tensor:
+    with torch.inference_mode():
+        return model(tokens()[None]).logits[0].double()  # type: ignore[no-any-return]
+
+
+def exact(model: Any) -> Any:
+    """Return transformers' model in float64, norms included."""
+
+    def norm(self: Any, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    double = copy.deepcopy(model).double()
+    double.set_experts_implementation("eager")  # torch's grouped product takes no float64
+    for module in double.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(norm, module)
+    return double
+
+
+@pytest.mark.parametrize("prompt", [1, PROMPT, TOKENS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_logits_are_as_exact_as_those_of_transformers(
+    kind: str, prompt: int, config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any]
+) -> None:
+    """Against float64, the largest error is at most 1.5 times that of transformers, or 3e-6 of the largest logit."""
+    folder, model = mixtures(kind)
+    want = theirs(exact(model))
+    error, their_error = (ours(load(folder), prompt) - want).abs().max(), (theirs(model) - want).abs().max()
+    assert error <= max(FACTOR * their_error, ROUTER * want.abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float64_agrees_but_for_their_float32_router(
+    kind: str, config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any]
+) -> None:
+    folder, model = mixtures(kind)
+    want = theirs(exact(model))
+    model = load(folder, torch.float64)
+    assert (ours(model, PROMPT) - want).abs().max() <= ROUTER * want.abs().max()
+
+
+def test_a_cache_of_latent_attention_holds_one_short_row_for_each_position(
+    config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any]
+) -> None:
+    """24 latent numbers and 16 of the rotated key, whatever the number of heads."""
+    model = load(mixtures("deepseek_v3")[0])
+    cache = model.new_cache(7, batch=2)
+    assert [layer._keys.shape for layer in cache.layers] == [(2, 1, 8, 40)] * 3
+
+
+def test_two_sequences_of_one_length_in_one_cache_are_those_alone(
+    config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any]
+) -> None:
+    model = load(mixtures("deepseek_v2")[0])
+    ids = torch.stack([tokens()[:9], tokens()[20:29]])
+    with torch.inference_mode():
+        cache, positions = model.new_cache(9, batch=2), torch.arange(9)
+        both = [model(ids[:, :6].reshape(-1), positions[:6].repeat(2), cache).view(2, 6, -1)]
+        both += [model(ids[:, i], positions[i : i + 1].repeat(2), cache).view(2, 1, -1) for i in range(6, 9)]
+        for row, sequence in zip(torch.cat(both, dim=1), ids, strict=True):
+            torch.testing.assert_close(row, model(sequence, positions), rtol=2e-4, atol=2e-4)
+
+
+def test_an_expert_that_is_missing_from_a_checkpoint_is_named(
+    config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any], tmp_path: Path
+) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="needs safetensors")
+    folder, _ = mixtures("qwen3_moe")
+    held = safetensors.load_file(folder / "model.safetensors")
+    del held["model.layers.1.mlp.experts.5.up_proj.weight"]
+    safetensors.save_file(held, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"1 missing:\s+model\.layers\.1\.mlp\.experts\.5\.up_proj\.weight"):
+        load(tmp_path)
+
+
+def test_layers_for_further_tokens_behind_the_last_are_left_out(
+    config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any], tmp_path: Path
+) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="needs safetensors")
+    folder, _ = mixtures("deepseek_v3")
+    held = safetensors.load_file(folder / "model.safetensors")
+    held["model.layers.3.eh_proj.weight"] = torch.ones(2, 2)
+    safetensors.save_file(held, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    assert torch.equal(ours(load(tmp_path), PROMPT), ours(load(folder), PROMPT))
