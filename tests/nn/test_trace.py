@@ -123,7 +123,8 @@ def test_every_call_of_both_steps_is_counted(folder: Path) -> None:
         assert rows["ir", "fused_add_rms_norm"].calls == 6 and rows["ir", "silu_and_mul"].calls == 3
         assert rows["layer", "rms_norm"].calls == 7 and rows["layer", "rms_norm"].kernels == 0
         assert rows["layer", "row_parallel_linear"].kernel_names == {"aten::linear": 6}
-        assert rows["layer", "attention"].key.method == "forward" and rows["ir", "rms_norm"].key.served_by == "native"
+        assert rows["layer", "attention"].calls == 3 and rows["layer", "attention"].key.method
+        assert rows["ir", "rms_norm"].key.served_by == "native"
         assert trace.steps[step].kernels == sum(row.kernels for row in rows.values())
     assert trace.counted == "ops" and "no device time" in trace.note and trace.steps[0].timeline is None
 

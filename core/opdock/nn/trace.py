@@ -155,11 +155,13 @@ def trace_model(model: CausalDecoder, *, tokens: int = 16, batch: int = 1, chrom
         times = {name: _times(run, device) for name, run in steps.items()}
         with ranges(model) as labels:
             activities = [ProfilerActivity.CPU] + ([activity] if activity is not None else [])
-            with profile(activities=activities):  # the first profile of a process takes milliseconds to get going
+            with profile(
+                activities=activities, acc_events=True
+            ):  # the first profile of a process takes milliseconds to get going
                 for run in steps.values():
                     run()
                 _wait(device)
-            with profile(activities=activities) as seen:
+            with profile(activities=activities, acc_events=True) as seen:
                 for name, run in steps.items():
                     with record_function(_label(name)):
                         run()
