@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +102,11 @@ class Attention(PluggableLayer):
         self.value_cache: Tensor | None = None
 
     @property
+    def served_by(self) -> str:
+        """The name of the backend that runs, or ``contiguous`` without a paged cache."""
+        return "contiguous" if self.backend is None else self.backend.get_name()
+
+    @property
     def impl(self) -> AttentionImpl:
         """What computes over the paged cache.
 
@@ -155,6 +161,31 @@ class Attention(PluggableLayer):
     def unbind_cache(self) -> None:
         """Forget the paged cache."""
         self.backend = self._impl = self.key_cache = self.value_cache = None
+
+    def calculate_kv_scales(self, key: Tensor, value: Tensor, kv_dtype: torch.dtype) -> None:
+        """Set the scales so that the largest of these keys and values is the largest number of an 8-bit cache.
+
+        For a checkpoint without scales: once, from the keys and values of a text, before anything is in the cache.
+
+        Args:
+            key: of any shape.
+            value: of any shape.
+            kv_dtype: of the cache.
+        """
+        limit = torch.finfo(kv_dtype).max
+        for scale, tensor in ((self.k_scale, key), (self.v_scale, value)):
+            largest = tensor.detach().abs().amax().float()
+            scale.copy_(torch.where(largest > 0, largest / limit, torch.ones_like(largest)))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:  # noqa: FBT001, FBT002
+        """Move as a module does; scales stay float32, and keep their bits, when the model's dtype changes."""
+        kept = {name: getattr(self, name) for name in ("k_scale", "v_scale")}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, scale in kept.items():
+            moved = getattr(self, name)
+            if moved.dtype != scale.dtype:
+                setattr(self, name, scale.to(moved.device))
+        return self
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Attend to the cached positions and to those before and at each new one; append to the cache.

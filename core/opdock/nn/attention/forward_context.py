@@ -8,9 +8,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opdock.errors import OrderError, UnknownNameError, suggest
+import torch
+
+from opdock import env
+from opdock.errors import ConfigError, OrderError, UnknownNameError, suggest
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from opdock.nn.attention.attention import Attention
     from opdock.nn.attention.metadata import AttentionMetadata
     from opdock.nn.attention.paged_cache import PagedKVCache
@@ -22,6 +27,35 @@ class ForwardContext:
 
     attn_metadata: AttentionMetadata | Mapping[str, AttentionMetadata]
     layers: Mapping[str, Attention]
+
+    def step(self, layer_name: str, rows: int, key_cache: Tensor) -> tuple[Attention, AttentionMetadata]:
+        """Return a layer and its metadata, once they fit ``rows`` tokens and the cache.
+
+        Nothing is read from the device, but with ``OPDOCK_STRICT=1``: then every slot and block is looked at too.
+
+        Raises: ConfigError naming the layer.
+        """
+        layer, metadata = self.of(layer_name)
+        blocks, block_size = key_cache.shape[:2]
+        if rows != metadata.num_tokens or rows != metadata.slot_mapping.shape[0]:
+            raise ConfigError(
+                f"The step has {metadata.num_tokens} rows and {metadata.slot_mapping.shape[0]} slots, and "
+                f"the layer is given {rows} rows.",
+                who=f"layer {layer_name}",
+                remedy="make the metadata for the tokens of this step, padding rows included.",
+            )
+        fits = metadata.block_table.shape[1] * block_size
+        if metadata.max_seq_len > fits:
+            raise ConfigError(
+                "The block table is too short for the step.",
+                who=f"layer {layer_name}",
+                why=f"{metadata.block_table.shape[1]} blocks of {block_size} hold {fits} positions, and max_seq_len "
+                f"is {metadata.max_seq_len}.",
+                remedy=f"give it {-(-metadata.max_seq_len // block_size)} columns.",
+            )
+        if env.strict() and not (key_cache.is_cuda and torch.cuda.is_current_stream_capturing()):
+            _check_places(layer_name, metadata, blocks, block_size)
+        return layer, metadata
 
     def of(self, layer_name: str) -> tuple[Attention, AttentionMetadata]:
         """Return a layer and the metadata of its step; UnknownNameError for a name that is not there."""
@@ -39,6 +73,34 @@ class ForwardContext:
                 )
             found = found[layer_name]
         return layer, found
+
+
+def _check_places(layer_name: str, metadata: AttentionMetadata, blocks: int, block_size: int) -> None:
+    """Raise ConfigError for a slot or a block that the cache does not have; reads the device."""
+    slots, lens = metadata.slot_mapping, metadata.seq_lens.tolist()
+    if slots.numel() and not -1 <= int(slots.min()) <= int(slots.max()) < blocks * block_size:
+        raise ConfigError(
+            f"A slot between {int(slots.min())} and {int(slots.max())} is none of the cache.",
+            who=f"layer {layer_name}",
+            why=f"Its slots are 0 to {blocks * block_size - 1}, and -1 is padding.",
+            remedy="make slots of the blocks that the allocator gave.",
+        )
+    for request, (table, length) in enumerate(zip(metadata.block_table.tolist(), lens, strict=True)):
+        if length > len(table) * block_size:
+            raise ConfigError(
+                f"Request {request} has {length} positions, and its block table holds {len(table) * block_size}.",
+                who=f"layer {layer_name}",
+                remedy="give the block table more columns.",
+            )
+        used = table[: -(-length // block_size)]
+        wrong = [b for b in used if not 0 <= b < blocks]
+        if wrong:
+            raise ConfigError(
+                f"Request {request} has the block {wrong[0]}, which is none of the cache.",
+                who=f"layer {layer_name}",
+                why=f"Its blocks are 0 to {blocks - 1}.",
+                remedy="use the blocks that the allocator gave.",
+            )
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("opdock.forward_context", default=None)

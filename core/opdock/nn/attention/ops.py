@@ -26,7 +26,7 @@ def unified_kv_cache_update(
         value_cache: likewise; written.
         layer_name: of the layer in the forward context.
     """
-    layer, metadata = get_forward_context().of(layer_name)
+    layer, metadata = get_forward_context().step(layer_name, key.shape[0], key_cache)
     layer.impl.update_cache(key, value, key_cache, value_cache, metadata)
 
 
@@ -56,7 +56,7 @@ def unified_attention_with_output(
         output_block_scale: not supported yet; None.
         update_cache: whether the step's keys and values are still to be written.
     """
-    layer, metadata = get_forward_context().of(layer_name)
+    layer, metadata = get_forward_context().step(layer_name, query.shape[0], key_cache)
     layer.impl.check_output_scales(output_scale, output_block_scale)
     if update_cache:
         layer.impl.update_cache(key, value, key_cache, value_cache, metadata)

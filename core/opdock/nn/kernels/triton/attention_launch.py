@@ -63,7 +63,7 @@ def units_of(index: int) -> int:
     return 4 if index < 0 else int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
-def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, units: int, *, itemsize: int = 2) -> Tuning:
+def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, units: int) -> Tuning:
     """Return the tuning for requests of one token; pure.
 
     Only numbers that are fixed while a graph is captured count: the lengths themselves do not.
