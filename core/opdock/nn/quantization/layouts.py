@@ -38,10 +38,10 @@ def unpack_gptq_zeros(qzeros: Tensor, *, less_one: bool) -> Tensor:
 
     Args:
         qzeros: words.
-        less_one: whether the tool stored each zero point less one, as the first format does.
+        less_one: whether the tool took one from each code of the words, as the first format does; a zero point of 0
+            then borrows from its neighbour, and gets it back.
     """
-    zeros = unpack(qzeros, 1)
-    return (zeros + 1) & 0xF if less_one else zeros
+    return unpack(qzeros + 0x11111111 if less_one else qzeros, 1)
 
 
 def unpack_awq(words: Tensor) -> Tensor:
