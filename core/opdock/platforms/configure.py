@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opdock import context, ir
-from opdock.config import NATIVE, CompilationMode, IrOpPriorityConfig, KernelConfig, OpdockConfig, merge_priority
+from opdock.config import NATIVE, CompilationMode, IrOpPriorityConfig, OpdockConfig, merge_priority
 from opdock.errors import ConfigError, UnknownNameError, nearest, suggest
 from opdock.platforms import current, hooks, order
 from opdock.registry import op_registry, switches, tables
@@ -79,7 +80,8 @@ def _prepare(config: OpdockConfig, platform: Platform) -> None:
     priorities = effective_priorities(config, platform)
     platform.check_and_update_config(config)
     refuse_misspelt_switches(config)
-    config.kernel_config = KernelConfig(IrOpPriorityConfig(priorities))  # its own: the given one may be shared
+    # its own: the given one may be shared
+    config.kernel_config = replace(config.kernel_config, ir_op_priority=IrOpPriorityConfig(priorities))
     install_priorities(config)
     for fault in [*switches.faults_of_replacements(platform), *_both_ways(priorities)]:
         logger.warning("%s", fault)
