@@ -1,4 +1,4 @@
-"""Replaced layers, and the attention backend: registered by importing this module, as ``register_oot`` does."""
+"""Replaced layers, the attention backend and the linear kernel: importing this registers them, by ``register_oot``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from torch import Tensor
 
 from opdock.nn.attention.registry import register_backend
 from opdock.nn.layers import GemmaRMSNorm
+from opdock.nn.quantization.selection import register_linear_kernel
+from opdock.platforms.interface import PlatformEnum
 from opdock_ascend import predicates
+from opdock_ascend.linear import AscendInt8Linear
 from opdock_ascend.platform import ATTENTION
 
 register_backend("ASCEND", ATTENTION)
+register_linear_kernel(AscendInt8Linear, PlatformEnum.OOT, "int8", first=True)
 
 
 @GemmaRMSNorm.register_oot

@@ -100,7 +100,7 @@ class AscendPlatform(Platform):
 
     @classmethod
     def register_oot(cls) -> None:
-        """Register the replaced layers, and the attention backend."""
+        """Register the replaced layers, the attention backend and the linear kernel."""
         from opdock_ascend import layers  # noqa: F401
 
     @classmethod
@@ -117,8 +117,10 @@ class AscendPlatform(Platform):
         """Return the backend ``ASCEND`` where it is asked for, or none is and it fits; else the host chooses."""
         from opdock_ascend.attention import NAME, AscendAttentionBackend
 
-        fits = selected_backend is None and not AscendAttentionBackend.validate_configuration(attn_selector_config)
-        return ATTENTION if fits or selected_backend == NAME else ""
+        if selected_backend is not None:
+            return ATTENTION if selected_backend == NAME else ""
+        needs = attn_selector_config
+        return "" if needs is not None and AscendAttentionBackend.validate_configuration(needs) else ATTENTION
 
     @classmethod
     def set_device(cls, device: Any) -> None:
