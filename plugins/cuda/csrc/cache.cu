@@ -11,6 +11,7 @@ __global__ void cache_kernel(const V* key, const V* value, V* key_cache, V* valu
                              const int64_t key_block_stride, const int64_t value_block_stride, const int64_t block_size,
                              const int64_t capacity, const int width) {
   const int64_t token = blockIdx.x;
+  after_previous();
   const int64_t slot = wide_slots ? ((const int64_t*)slots)[token] : ((const int32_t*)slots)[token];
   if (slot < 0 || slot >= capacity) return;
   const int64_t block = slot / block_size, place = slot - block * block_size;
@@ -52,10 +53,10 @@ void write_rows(const View& key, const View& value, const View& key_cache, const
     using V = decltype(zero);
     const int64_t each = sizeof(V) / key.element_size();
     const int block = (int)std::clamp<int64_t>((width / each + 31) / 32 * 32, 32, 512);
-    cache_kernel<V><<<(unsigned)tokens, block, 0, stream_of(key)>>>(
-        (const V*)key.data_ptr(), (const V*)value.data_ptr(), (V*)key_cache.data_ptr(), (V*)value_cache.data_ptr(),
-        slots.data_ptr(), slots.element_size() == 8, key.stride(0) / each, value.stride(0) / each,
-        key_cache.stride(0) / each, value_cache.stride(0) / each, block_size, capacity, (int)(width / each));
+    start(cache_kernel<V>, (unsigned)tokens, block, key.get_device_index(), stream_of(key), (const V*)key.data_ptr(),
+          (const V*)value.data_ptr(), (V*)key_cache.data_ptr(), (V*)value_cache.data_ptr(),
+          (const void*)slots.data_ptr(), slots.element_size() == 8, key.stride(0) / each, value.stride(0) / each,
+          key_cache.stride(0) / each, value_cache.stride(0) / each, block_size, capacity, (int)(width / each));
   };
   bool vectors = width * key.element_size() % 16 == 0;
   for (const View* t : {&key, &value, &key_cache, &value_cache}) {
@@ -70,7 +71,6 @@ void write_rows(const View& key, const View& value, const View& key_cache, const
   } else {
     go(uint8_t{});
   }
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 void reshape_and_cache_(const Tensor& key, const Tensor& value, Tensor key_cache, Tensor value_cache,

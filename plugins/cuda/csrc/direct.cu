@@ -9,7 +9,7 @@
 
 #include <cstring>
 #include <exception>
-#include <type_traits>
+#include <initializer_list>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
@@ -26,8 +26,9 @@ constexpr int kMost = 8;  // dimensions
 struct {
   const dlpack::ExchangeApi* api;
   int32_t device;
-  PyObject *tensor, *parameter, *fp8, *fp8_like, *float_like, *none, *tanh, *empty_like, *new_empty, *is_negative, *seen_by;
-} torch_;
+  PyObject *tensor, *parameter, *fp8, *fp8_like, *float_like, *none, *tanh, *empty_like, *new_empty, *is_negative,
+      *seen_by;
+} py;
 PyObject *requires_grad_, *epsilon_type_;
 
 // An owned reference.
@@ -65,13 +66,13 @@ class Unlocked {
 // Looks at a tensor of a plain type that is on a GPU and has memory; false for anything else, without an error.
 bool look(PyObject* object, View* out) {
   const PyTypeObject* type = Py_TYPE(object);
-  if (type != (PyTypeObject*)torch_.tensor && type != (PyTypeObject*)torch_.parameter) return false;
+  if (type != (PyTypeObject*)py.tensor && type != (PyTypeObject*)py.parameter) return false;
   dlpack::DLTensor seen{};
-  if (torch_.api->look(object, &seen) != 0) {  // such as a tensor of vmap: torch's type, and no memory of its own
+  if (py.api->look(object, &seen) != 0) {  // such as a tensor of vmap: torch's type, and no memory of its own
     PyErr_Clear();
     return false;
   }
-  if (seen.device.kind != torch_.device || seen.data == nullptr || seen.byte_offset != 0 || seen.type.lanes != 1 ||
+  if (seen.device.kind != py.device || seen.data == nullptr || seen.byte_offset != 0 || seen.type.lanes != 1 ||
       seen.dims > kMost || (seen.dims > 0 && seen.strides == nullptr)) {
     return false;
   }
@@ -132,14 +133,14 @@ bool without_grad(std::initializer_list<PyObject*> tensors) {
   return true;
 }
 
-// Nobody has to see the call: no dispatch mode, function mode, trace of torch.jit or profiler on this thread; the tensors
-// hold what their bytes say; and their device is the current one.
+// Nobody has to see the call: no dispatch mode, function mode, trace of torch.jit or profiler on this thread; the
+// tensors hold what their bytes say; and their device is the current one.
 bool plain(std::initializer_list<PyObject*> tensors, int device) {
   int32_t current = -1;
   if (aoti_torch_get_current_device_index(&current) != 0 || current != device) return false;
-  const Py_ssize_t count = PyTuple_Size(torch_.seen_by);
+  const Py_ssize_t count = PyTuple_Size(py.seen_by);
   for (Py_ssize_t i = 0; i < count; ++i) {  // each says None, False or 0
-    const Owned said(PyObject_CallNoArgs(PyTuple_GetItem(torch_.seen_by, i)));
+    const Owned said(PyObject_CallNoArgs(PyTuple_GetItem(py.seen_by, i)));
     if (said.get() == Py_None || said.get() == Py_False) continue;
     if (said.get() != nullptr && PyLong_CheckExact(said.get()) && PyLong_AsLong(said.get()) == 0) continue;
     PyErr_Clear();
@@ -147,14 +148,15 @@ bool plain(std::initializer_list<PyObject*> tensors, int device) {
   }
   for (PyObject* t : tensors) {
     if (t == nullptr) continue;
-    const Owned said(PyObject_CallFunctionObjArgs(torch_.is_negative, t, nullptr));
+    const Owned said(PyObject_CallFunctionObjArgs(py.is_negative, t, nullptr));
     if (said.get() == nullptr) PyErr_Clear();
     if (said.get() != Py_False) return false;
   }
   return true;
 }
 
-// A new dense tensor of x's sizes, or with another last one; null with a Python error. `like`: keyword arguments, or null.
+// A new dense tensor of x's sizes, or with another last one; null with a Python error. `like`: keyword arguments, or
+// null.
 PyObject* make(PyObject* x, const View& seen, int64_t last, PyObject* like) {
   const bool alike = last == seen.last() && dense(seen);
   const Owned args(PyTuple_New(alike ? 1 : 2));
@@ -171,7 +173,7 @@ PyObject* make(PyObject* x, const View& seen, int64_t last, PyObject* like) {
       PyTuple_SetItem(sizes, d, size);
     }
   }
-  return PyObject_Call(alike ? torch_.empty_like : torch_.new_empty, args.get(), like);
+  return PyObject_Call(alike ? py.empty_like : py.new_empty, args.get(), like);
 }
 
 // Runs a launch without Python's lock; false with a Python error where it throws.
@@ -194,9 +196,9 @@ PyObject* declined() { Py_RETURN_NONE; }
 
 // -- the ops of rows
 
-// What the arguments of an op are, one letter each: tensors x, r (the residual), w (a weight or None), s (a scale), b (a
-// scale's bound or None); e, the epsilon; V, which must be None; D, which must be float8_e4m3fn; A, "none" or "tanh".
-struct Rows_ {
+// What the arguments of an op are, one letter each. Tensors: x; r, the residual; w, a weight or None; s, a scale; b, a
+// bound of scales or None. e: the epsilon. V: None. D: float8_e4m3fn. A: "none" or "tanh".
+struct RowsCall {
   PyObject *x = nullptr, *residual = nullptr, *weight = nullptr, *scale = nullptr, *bound = nullptr;
   double epsilon = 0.0;
   bool tanh = false;
@@ -207,9 +209,9 @@ bool is_scale(const View& t, const View& x) {
   return t.scalar_type() == ScalarType::Float && t.numel() == 1 && t.get_device_index() == x.get_device_index();
 }
 
-bool read_rows(const char* letters, bool gated, PyObject* const* args, Py_ssize_t count, Rows_* to) {
-  if (torch_.api == nullptr || count != (Py_ssize_t)std::strlen(letters)) return false;
-  Rows_& at = *to;
+bool read_rows(const char* letters, bool gated, PyObject* const* args, Py_ssize_t count, RowsCall* to) {
+  if (py.api == nullptr || count != (Py_ssize_t)std::strlen(letters)) return false;
+  RowsCall& at = *to;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const given = args[i];
     switch (letters[i]) {
@@ -226,11 +228,11 @@ bool read_rows(const char* letters, bool gated, PyObject* const* args, Py_ssize_
         if (given != Py_None) return false;
         break;
       case 'D':
-        if (given != torch_.fp8) return false;
+        if (given != py.fp8) return false;
         break;
       default:
-        if (given != torch_.none && given != torch_.tanh) return false;
-        at.tanh = given == torch_.tanh;
+        if (given != py.none && given != py.tanh) return false;
+        at.tanh = given == py.tanh;
     }
   }
   const View& x = at.x_view;
@@ -260,11 +262,12 @@ bool read_rows(const char* letters, bool gated, PyObject* const* args, Py_ssize_
 
 template <In IN> constexpr bool kGated = IN != In::Plain && IN != In::Add;
 
-template <In IN, bool NORM, Out OUT> bool run_rows(const Rows_& at, const View& y, const View* scales, const View* sum) {
+template <In IN, bool NORM, Out OUT>
+bool run_rows(const RowsCall& at, const View& y, const View* scales, const View* sum) {
   auto given = [](PyObject* object, const View& view) { return object == nullptr ? nullptr : &view; };
   return launched([&] {
-    rows_op<IN, NORM, OUT>(at.x_view, given(at.residual, at.residual_view), sum, given(at.weight, at.weight_view), y, scales,
-                           given(at.scale, at.scale_view), given(at.bound, at.bound_view), at.epsilon);
+    rows_op<IN, NORM, OUT>(at.x_view, given(at.residual, at.residual_view), sum, given(at.weight, at.weight_view), y,
+                           scales, given(at.scale, at.scale_view), given(at.bound, at.bound_view), at.epsilon);
   });
 }
 
@@ -273,13 +276,13 @@ constexpr char kAddNormStatic[] = "xrwseD", kAddNormToken[] = "xrwebD", kGate[] 
 constexpr char kStatic[] = "xsD", kToken[] = "xbD";
 
 template <In IN, const char* LETTERS> PyObject* fits_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Rows_ rows;
+  RowsCall rows;
   return answer(read_rows(LETTERS, kGated<IN>, args, count, &rows));
 }
 
 // In place: x becomes the norm, the residual the sum.
 PyObject* run_fused_add_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Rows_ at;
+  RowsCall at;
   if (!read_rows(kAddNorm, false, args, count, &at)) return declined();
   if (!plain({at.x, at.residual, at.weight}, at.x_view.get_device_index())) return declined();
   if (!run_rows<In::Add, true, Out::Same>(at, at.x_view, nullptr, &at.residual_view)) return nullptr;
@@ -289,7 +292,7 @@ PyObject* run_fused_add_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t co
 // With new results: y, the scales of the rows, the sum, those of them that there are.
 template <In IN, bool NORM, Out OUT, const char* LETTERS>
 PyObject* run_new_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  Rows_ at;
+  RowsCall at;
   if (!read_rows(LETTERS, kGated<IN>, args, count, &at)) return declined();
   if (!plain({at.x, at.residual, at.weight, at.scale, at.bound}, at.x_view.get_device_index())) return declined();
   const int64_t width = kGated<IN> ? at.x_view.last() / 2 : at.x_view.last();
@@ -299,8 +302,8 @@ PyObject* run_new_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
     to.reset(make(at.x, at.x_view, last, like));
     return to.get() != nullptr && look(to.get(), view);
   };
-  bool made = fill(y, &y_view, width, OUT == Out::Same ? nullptr : torch_.fp8_like);
-  if constexpr (OUT == Out::Token) made = made && fill(scales, &scales_view, 1, torch_.float_like);
+  bool made = fill(y, &y_view, width, OUT == Out::Same ? nullptr : py.fp8_like);
+  if constexpr (OUT == Out::Token) made = made && fill(scales, &scales_view, 1, py.float_like);
   if constexpr (IN == In::Add) made = made && fill(sum, &sum_view, width, nullptr);
   if (!made) return PyErr_Occurred() != nullptr ? nullptr : declined();
   const View* const scales_at = OUT == Out::Token ? &scales_view : nullptr;
@@ -337,7 +340,7 @@ bool are_heads(const View& t, int64_t tokens, int64_t head_size) {
 }
 
 bool read_rotary(PyObject* const* args, Py_ssize_t count, Rotary* at) {
-  if (torch_.api == nullptr || count != 6 || !PyLong_CheckExact(args[3])) return false;
+  if (py.api == nullptr || count != 6 || !PyLong_CheckExact(args[3])) return false;
   if (args[5] != Py_True && args[5] != Py_False) return false;
   at->head_size = PyLong_AsLongLong(args[3]);
   if (at->head_size <= 0 || at->head_size >= kLimit) {
@@ -351,13 +354,12 @@ bool read_rotary(PyObject* const* args, Py_ssize_t count, Rotary* at) {
   const View &positions = at->positions, &query = at->query, &key = at->key, &cache = at->cache;
   const ScalarType type = query.scalar_type();
   const int device = query.get_device_index();
-  if (!is_float(type) || key.scalar_type() != type || (cache.scalar_type() != type && cache.scalar_type() != ScalarType::Float)) {
-    return false;
-  }
+  if (!is_float(type) || key.scalar_type() != type) return false;
+  if (cache.scalar_type() != type && cache.scalar_type() != ScalarType::Float) return false;
   if (positions.scalar_type() != ScalarType::Long && positions.scalar_type() != ScalarType::Int) return false;
   if (positions.dim() != 1 || positions.stride(0) != 1 || positions.size(0) >= kLimit) return false;
-  if (positions.get_device_index() != device || key.get_device_index() != device || cache.get_device_index() != device) {
-    return false;
+  for (const View* other : {&positions, &key, &cache}) {
+    if (other->get_device_index() != device) return false;
   }
   if (cache.dim() != 2 || cache.size(1) % 2 != 0 || cache.size(1) > at->head_size || cache.stride(1) != 1) return false;
   const int64_t tokens = positions.size(0);
@@ -382,7 +384,8 @@ PyObject* run_rotary(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // -- the module
 
 // connect(capsule, device_kind, Tensor, Parameter, fp8, {"dtype": fp8}, {"dtype": float32}, "none", "tanh", empty_like,
-// new_empty, is_neg, (what sees calls, ...)): from now on tensors are looked at. False where torch's interface is another.
+// new_empty, is_neg, (what sees calls, ...)): from now on tensors are looked at. False where torch's interface is
+// another.
 PyObject* connect(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 13) {
     PyErr_SetString(PyExc_TypeError, "connect takes 13 arguments");
@@ -402,7 +405,7 @@ PyObject* connect(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < count; ++i) Py_INCREF(args[i]);  // once in a process, and for its whole time
   requires_grad_ = PyUnicode_InternFromString("requires_grad");
   epsilon_type_ = (PyObject*)&PyFloat_Type;
-  torch_ = {api,     (int32_t)device, args[2], args[3],  args[4],  args[5], args[6],
+  py = {api,     (int32_t)device, args[2], args[3],  args[4],  args[5], args[6],
             args[7], args[8],         args[9], args[10], args[11], args[12]};
   return answer(requires_grad_ != nullptr);
 }

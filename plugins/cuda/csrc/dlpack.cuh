@@ -1,6 +1,6 @@
-// The part of DLPack 1.x that direct.cu calls: how another library looks at a tensor of torch without copying or keeping
-// it. Layouts are those of DLPack's dlpack.h (https://github.com/dmlc/dlpack, Apache-2.0), which torch installs as
-// ATen/dlpack.h and does not let a build against its stable interface include.
+// The part of DLPack 1.x that direct.cu calls: how another library looks at a tensor of torch without copying or
+// keeping it. Layouts are those of DLPack's dlpack.h (https://github.com/dmlc/dlpack, Apache-2.0), which torch installs
+// as ATen/dlpack.h and does not let a build against its stable interface include.
 #pragma once
 
 #include <cstdint>

@@ -35,19 +35,22 @@ __device__ __forceinline__ int64_t position_of(const void* positions, bool wide,
 }
 
 // 16 bytes at once. The pairs of one head are (j, j + half) for NEOX, (2 j, 2 j + 1) otherwise. A thread has the same
-// pairs of every `step`-th head of one token, ROUNDS of them, and reads all of them before it needs the angles.
+// pairs of every blockDim.y-th head of one token, ROUNDS of them. The position is asked for first, because the angles wait
+// for it; heads are read while it is on its way.
 template <typename T, typename C, bool NEOX, int ROUNDS>
 __global__ void rotary_kernel(const void* positions, const bool wide_positions, const Heads query, const Heads key,
                               const C* cache, const int64_t cache_stride, const int64_t cache_rows, const int half) {
-  constexpr int VEC = 16 / sizeof(T), N = NEOX ? VEC : VEC / 2;
+  constexpr int VEC = 2 * kPairs<T>, N = NEOX ? VEC : VEC / 2;
   using P = Pair<T>;
-  const int pair = threadIdx.x * N, step = blockDim.y;
+  const int pair = threadIdx.x * N;
   const int64_t token = blockIdx.x;
+  after_previous();
+  const int64_t position = position_of(positions, wide_positions, token);
   T* at[ROUNDS];
   Vec<T> one[ROUNDS], two[ROUNDS];
 #pragma unroll
   for (int r = 0; r < ROUNDS; ++r) {
-    const int head = threadIdx.y + r * step;
+    const int head = threadIdx.y + r * blockDim.y;
     at[r] = nullptr;
     if (head >= query.count + key.count) continue;
     const bool is_query = head < query.count;
@@ -57,7 +60,7 @@ __global__ void rotary_kernel(const void* positions, const bool wide_positions, 
     one[r] = load_once(at[r]);
     if constexpr (NEOX) two[r] = load_once(at[r] + half);
   }
-  const Angles<C, N> angle(cache, cache_stride, cache_rows, position_of(positions, wide_positions, token), half, pair);
+  const Angles<C, N> angle(cache, cache_stride, cache_rows, position, half, pair);
 #pragma unroll
   for (int r = 0; r < ROUNDS; ++r) {
     if (at[r] == nullptr) continue;
@@ -86,6 +89,7 @@ __global__ void any_rotary_kernel(const void* positions, const bool wide_positio
                                   const C* cache, const int64_t cache_stride, const int64_t cache_rows,
                                   const int half) {
   const int64_t token = blockIdx.x;
+  after_previous();
   const int64_t position = position_of(positions, wide_positions, token);
   for (int i = threadIdx.x; i < half * (query.count + key.count); i += blockDim.x) {
     const int head = i / half, pair = i - head * half;
@@ -124,23 +128,20 @@ void launch(const View& positions, const View& query, const View& key, const Hea
   const bool wide = positions.element_size() == 8;
   const unsigned tokens = (unsigned)positions.size(0);
   const C* angles = (const C*)cache.data_ptr();
-  const int rounds = total >= 4 ? 2 : 1, step = (total + rounds - 1) / rounds;
-  const dim3 block(std::max(1, half / N), step);
-  const bool fit = half % N == 0 && step * (half / N) <= 1024 && vectors_fit(query, q, 16) && vectors_fit(key, k, 16) &&
+  const int width = std::max(1, half / N), rounds = total * width <= 640 ? 1 : 2, rows = (total + rounds - 1) / rounds;
+  const bool fit = half % N == 0 && rows * width <= 1024 && vectors_fit(query, q, 16) && vectors_fit(key, k, 16) &&
                    aligned(cache, N * sizeof(C)) && cache.stride(0) % N == 0;
-  auto go = [&](auto count) {
-    rotary_kernel<T, C, NEOX, decltype(count)::value><<<tokens, block, 0, stream>>>(
-        positions.data_ptr(), wide, q, k, angles, cache.stride(0), cache.size(0), half);
+  auto go = [&](auto kernel, dim3 block) {
+    start(kernel, tokens, block, query.get_device_index(), stream, (const void*)positions.data_ptr(), wide, q, k, angles,
+          cache.stride(0), cache.size(0), half);
   };
   if (fit && rounds == 2) {
-    go(std::integral_constant<int, 2>{});
+    go(rotary_kernel<T, C, NEOX, 2>, dim3(width, rows));
   } else if (fit) {
-    go(std::integral_constant<int, 1>{});
+    go(rotary_kernel<T, C, NEOX, 1>, dim3(width, rows));
   } else {
-    any_rotary_kernel<T, C, NEOX><<<tokens, 256, 0, stream>>>(positions.data_ptr(), wide, q, k, angles,
-                                                              cache.stride(0), cache.size(0), half);
+    go(any_rotary_kernel<T, C, NEOX>, 256);
   }
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 }  // namespace
