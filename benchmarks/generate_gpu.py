@@ -1,6 +1,6 @@
 """Time batches on the GPU against transformers: same weights, dtype, prompts and modes.
 
-    python benchmarks/generate_gpu.py [--model FILE | --random] [--quick] [--out benchmarks/results]
+    python benchmarks/generate_gpu.py [--model FILE | --random] [--parts text] [--quick] [--out benchmarks/results]
 
 Text first: greedy tokens of both in float32 (TF32 off), prompt by prompt, ours in one batch and in every mode. Then
 speed in bfloat16, prompts of 128 tokens and 128 new ones, at each batch size and mode. Modes: ``eager``; ``compiled``
@@ -229,6 +229,7 @@ def main() -> int:
     parser.add_argument("--random", action="store_true", help="random weights of SmolLM2's size")
     parser.add_argument("--layers", type=int, default=SMOLLM2["num_hidden_layers"], help="of the random model")
     parser.add_argument("--modes", default="eager,eager graphs,compiled,graphs")
+    parser.add_argument("--parts", default="text,speed", help="one of the two, or both")
     parser.add_argument("--batches", default="1,32")
     parser.add_argument("--tokens", type=int, default=128, help="of prompts, and of answers")
     parser.add_argument("--device", default="cuda")
@@ -246,12 +247,12 @@ def main() -> int:
             path = resolve_model(given.model or "smollm2")
         with opdock.set_current_config():
             base = their_model(load_model(path, dtype=torch.float32, device=given.device), given.device)
-        rows, raw = same_text(path, modes, given.device, 64, base)
+        rows, raw = same_text(path, modes, given.device, 64, base) if "text" in given.parts else ([], {})
         for row in rows:
             print(row[0], row[1], flush=True)
         for found, more in speed(
             path,
-            modes,
+            modes if "speed" in given.parts else [],
             given.device,
             base,
             batches=[int(n) for n in given.batches.split(",")],

@@ -13,6 +13,7 @@ from opdock.errors import OrderError
 from opdock.nn.attention.forward_context import set_forward_context
 from opdock.nn.attention.paged_cache import PagedKVCache, attention_layers
 from opdock.nn.batch.capture import Capture, GraphCapture
+from opdock.nn.batch.forward import forward_of
 from opdock.nn.batch.graphs import DecodeGraphs
 from opdock.nn.batch.inputs import step_inputs
 from opdock.nn.batch.request import Part
@@ -74,7 +75,7 @@ class Runner:
         """Allocate the cache, and bind the model's attention layers to it."""
         self.model = model
         self.device = model.model.embed_tokens.weight.device
-        self._compiled = model._compiled_call_impl is not None
+        self._forward = forward_of(model)
         self._inference = context.platform().inference_mode
         self._graphs: DecodeGraphs | None = None
         # Captured steps hold the memory of the layers' caches and kernels: nobody else may bind them meanwhile.
@@ -88,7 +89,7 @@ class Runner:
             self.cache = PagedKVCache.for_model(model, num_blocks=num_blocks, block_size=block_size, dtype=cache_dtype)
             if graphs:
                 self._graphs = DecodeGraphs(
-                    model,
+                    self._forward,
                     model.compute_logits,
                     self.cache,
                     max_requests=max_requests,
@@ -103,11 +104,8 @@ class Runner:
             return self._replay(self._graphs, parts, known=True)
         with self._inference():
             inputs = step_inputs(parts, self.cache.block_size, self.device)
-            if self._compiled and inputs.input_ids.shape[0] > 1:  # one code for every number of tokens but 1
-                for tensor in (inputs.input_ids, inputs.positions):
-                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
             with set_forward_context(inputs.metadata, self.cache):
-                hidden = self.model(inputs.input_ids, inputs.positions)
+                hidden = self._forward(inputs.input_ids, inputs.positions)
             for part in parts:
                 part.request.scheduled = part.end
             choosing = [p for p in parts if p.samples]
