@@ -78,11 +78,21 @@ def _unpack(words, DTYPE: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _add(acc, d, x, scales_ptr, shifts_ptr, at, inside):
-    """Add one group: d * scale, and for weights with zero points their shift times the sum of x."""
-    acc += d * tl.load(scales_ptr + at, mask=inside, other=0.0).to(tl.float32)[:, None]
+def _group(scales_ptr, shifts_ptr, g, groups, n, outputs):
+    """Return scale and shift of BLOCK_N outputs in group g, float32; zeros beyond the last group."""
+    inside = (n < outputs) & (g < groups)
+    scale = tl.load(scales_ptr + g * outputs + n, mask=inside, other=0.0).to(tl.float32)
+    shift = scale
     if shifts_ptr is not None:
-        shift = tl.load(shifts_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(shifts_ptr + g * outputs + n, mask=inside, other=0.0).to(tl.float32)
+    return scale, shift
+
+
+@triton.jit
+def _add(acc, d, x, scale, shift, SHIFTED: tl.constexpr):
+    """Add one group: d * scale, and for weights with zero points their shift times the sum of x."""
+    acc += d * scale[:, None]
+    if SHIFTED:
         acc += shift[:, None] * tl.sum(x.to(tl.float32), axis=0)[None, :]
     return acc
 
@@ -128,6 +138,17 @@ def int4_linear(
     x_ptrs = x_ptr + m[None, :].to(tl.int64) * x_stride + j[:, None]
     inside = n < outputs
     used = (m < rows)[None, :]
+    SHIFTED: tl.constexpr = shifts_ptr is not None
+    groups = inputs // group
+    each_group = 1 if OWN_SCALES else group // (4 * WORDS)  # chunks of one group
+    # Scales are loaded one step ahead: a load that a product waits for would take longer than the product.
+    g = first * 4 if OWN_SCALES else first // each_group
+    s0, h0 = _group(scales_ptr, shifts_ptr, g, groups, n, outputs)
+    s1, h1, s2, h2, s3, h3 = s0, h0, s0, h0, s0, h0
+    if OWN_SCALES:
+        s1, h1 = _group(scales_ptr, shifts_ptr, g + 1, groups, n, outputs)
+        s2, h2 = _group(scales_ptr, shifts_ptr, g + 2, groups, n, outputs)
+        s3, h3 = _group(scales_ptr, shifts_ptr, g + 3, groups, n, outputs)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
         words = tl.load(w_ptrs + c * WORDS, mask=inside[:, None], other=0)
@@ -136,19 +157,23 @@ def int4_linear(
         x1 = tl.load(x_at + WORDS, mask=used, other=0.0)
         x2 = tl.load(x_at + 2 * WORDS, mask=used, other=0.0)
         x3 = tl.load(x_at + 3 * WORDS, mask=used, other=0.0)
+        g = (c + 1) * 4 if OWN_SCALES else (c + 1) // each_group
+        n0, k0 = _group(scales_ptr, shifts_ptr, g, groups, n, outputs)
         w0, w1, w2, w3 = _unpack(words, DTYPE, FAST)
         if OWN_SCALES:
-            at = c * 4 * outputs + n
-            acc = _add(acc, tl.dot(w0, x0), x0, scales_ptr, shifts_ptr, at, inside)
-            acc = _add(acc, tl.dot(w1, x1), x1, scales_ptr, shifts_ptr, at + outputs, inside)
-            acc = _add(acc, tl.dot(w2, x2), x2, scales_ptr, shifts_ptr, at + 2 * outputs, inside)
-            acc = _add(acc, tl.dot(w3, x3), x3, scales_ptr, shifts_ptr, at + 3 * outputs, inside)
+            n1, k1 = _group(scales_ptr, shifts_ptr, g + 1, groups, n, outputs)
+            n2, k2 = _group(scales_ptr, shifts_ptr, g + 2, groups, n, outputs)
+            n3, k3 = _group(scales_ptr, shifts_ptr, g + 3, groups, n, outputs)
+            acc = _add(acc, tl.dot(w0, x0), x0, s0, h0, SHIFTED)
+            acc = _add(acc, tl.dot(w1, x1), x1, s1, h1, SHIFTED)
+            acc = _add(acc, tl.dot(w2, x2), x2, s2, h2, SHIFTED)
+            acc = _add(acc, tl.dot(w3, x3), x3, s3, h3, SHIFTED)
+            s1, h1, s2, h2, s3, h3 = n1, k1, n2, k2, n3, k3
         else:
-            at = c * (4 * WORDS) // group * outputs + n
             d = tl.dot(w3, x3, tl.dot(w2, x2, tl.dot(w1, x1, tl.dot(w0, x0))))
-            if shifts_ptr is None:
-                acc = _add(acc, d, x0, scales_ptr, shifts_ptr, at, inside)
-            else:
+            x = x0
+            if SHIFTED:
                 x = x0.to(tl.float32) + x1.to(tl.float32) + x2.to(tl.float32) + x3.to(tl.float32)
-                acc = _add(acc, d, x, scales_ptr, shifts_ptr, at, inside)
+            acc = _add(acc, d, x, s0, h0, SHIFTED)
+        s0, h0 = n0, k0
     finish(acc, bias_ptr, out_ptr, parts_ptr, locks_ptr, m, n, rows, outputs, BLOCK_M, BLOCK_N, SPLIT)

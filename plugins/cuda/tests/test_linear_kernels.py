@@ -1,0 +1,160 @@
+"""Products with quantised weights on a GPU: values against float64, captured, compiled, and in a whole layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+import opdock
+from opdock.nn.kernels import triton
+from opdock.nn.layers import MergedColumnParallelLinear
+from opdock.nn.quantization import finish_loading, get_quantization_config, linear_backend
+from opdock.nn.quantization.kernels.int4 import words_of
+from opdock.nn.quantization.rounding import quantise_int4
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("gpu"),
+    pytest.mark.skipif(bool(triton.why_not()), reason=f"needs Triton: {triton.why_not()}"),
+]
+ROWS = (0, 1, 3, 16, 17, 33, 64, 65, 300)
+STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    torch.cuda.synchronize()
+
+
+def _near(got: Tensor, exact: Tensor, *, steps: float = 2.0) -> None:
+    """Compare with float64: the last rounding, and float32 sums relative to the largest result."""
+    step = STEP[got.dtype]
+    bound = steps * step * exact.abs() + 4 * step * exact.abs().mean() + 1e-30
+    wrong = (got.double() - exact).abs() > bound
+    assert not bool(wrong.any()), f"{int(wrong.sum())} of {wrong.numel()} differ"
+
+
+def _int4(outputs: int, inputs: int, group: int, dtype: torch.dtype, *, zeros: bool) -> tuple[Any, ...]:
+    weight = torch.randn(outputs, inputs, device="cuda")
+    codes, scale, zero = quantise_int4(weight, group, zero_points=zeros)
+    scale, words = scale.to(dtype), words_of(group, inputs)
+    shift = None if zero is None else ((8.0 - zero.float()) * scale.float()).contiguous()
+    z = 8.0 if zero is None else zero.t().double().repeat_interleave(group, 1)
+    exact = (codes.double() - z) * scale.t().double().repeat_interleave(group, 1)
+    return triton.pack_words(codes, words), scale, shift, words, exact
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "group"), [(1040, 2048, 128), (72, 640, 64), (64, 128, 32), (48, 576, 576)]
+)
+@pytest.mark.parametrize("zeros", [True, False])
+def test_int4_values(outputs: int, inputs: int, group: int, dtype: torch.dtype, *, zeros: bool) -> None:
+    """Rows on both sides of every tile; outputs that tiles do not divide; scales for one part of a word, and for all."""
+    packed, scale, shift, words, exact = _int4(outputs, inputs, group, dtype, zeros=zeros)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs, device="cuda").to(dtype)
+        for bias in (None, torch.randn(outputs, device="cuda").to(dtype)):
+            got = triton.int4_linear(x, packed, scale, shift, bias, words)
+            want = x.double() @ exact.t() + (0 if bias is None else bias.double())
+            assert got.shape == (rows, outputs)
+            if rows:
+                _near(got, want, steps=2.0 if rows <= 64 else 8.0)  # beyond, the weight itself is rounded
+
+
+def test_int4_rows_may_lie_apart_and_one_row_has_the_bits_that_it_has_among_sixteen() -> None:
+    """The kernel for few rows does not depend on their number."""
+    packed, scale, shift, words, _ = _int4(512, 4096, 128, torch.bfloat16, zeros=False)
+    wide = torch.randn(16, 8192, device="cuda").bfloat16()
+    x = wide[:, :4096]
+    together = triton.int4_linear(x, packed, scale, shift, None, words)
+    assert torch.equal(together, triton.int4_linear(x.contiguous(), packed, scale, shift, None, words))
+    for i in (0, 5, 15):
+        assert torch.equal(together[i : i + 1], triton.int4_linear(x[i : i + 1], packed, scale, shift, None, words))
+
+
+def _eight(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.int8:
+        return torch.randint(-127, 128, (rows, columns), device="cuda", dtype=torch.int8)
+    return torch.randn(rows, columns, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1040, 2048), (80, 208), (4096, 4096)])
+@pytest.mark.parametrize("per_row", [True, False])
+def test_scaled_values(outputs: int, inputs: int, dtype: torch.dtype, *, per_row: bool) -> None:
+    """Scales of rows and outputs, or one in all."""
+    weight, scale = _eight(outputs, inputs, dtype), torch.rand(outputs if per_row else 1, device="cuda") + 0.5
+    bias = torch.randn(outputs, device="cuda").bfloat16()
+    for rows in ROWS[1:]:
+        x, x_scale = _eight(rows, inputs, dtype), torch.rand((rows, 1) if per_row else (1,), device="cuda") + 0.5
+        exact = (x.double() @ weight.double().t()) * x_scale.double() * scale.double() + bias.double()
+        _near(triton.scaled_linear(x, weight, x_scale, scale, bias, torch.bfloat16), exact, steps=3.0)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1040, 2048), (200, 320), (512, 4096)])
+def test_block_scaled_values(outputs: int, inputs: int) -> None:
+    """A last block may be smaller."""
+    blocks = -(-inputs // 128)
+    weight = _eight(outputs, inputs, torch.float8_e4m3fn)
+    scale = torch.rand(-(-outputs // 128), blocks, device="cuda") + 0.5
+    wide = scale.double().repeat_interleave(128, 0)[:outputs].repeat_interleave(128, 1)[:, :inputs]
+    for rows in ROWS[1:]:
+        x, x_scale = _eight(rows, inputs, torch.float8_e4m3fn), torch.rand(rows, blocks, device="cuda") + 0.5
+        exact = (x.double() * x_scale.double().repeat_interleave(128, 1)[:, :inputs]) @ (weight.double() * wide).t()
+        _near(triton.scaled_linear(x, weight, x_scale, scale, None, torch.bfloat16), exact)
+
+
+def _layer(method: str, sizes: list[int], inputs: int, device: str, **facts: Any) -> Any:
+    config = get_quantization_config(method).from_config(facts)
+    with torch.device(device):
+        layer = MergedColumnParallelLinear(
+            inputs, sizes, bias=False, params_dtype=torch.bfloat16, quant_config=config, prefix="up", return_bias=False
+        )
+    return cast("Any", layer)
+
+
+@pytest.mark.parametrize("method", ["fp8", "int8_w8a8"])
+def test_a_layer_gives_what_it_gives_on_the_cpu(method: str) -> None:
+    """From the same floats; eager, captured in a graph, and compiled."""
+    inputs, parts = 512, [torch.randn(256, 512).bfloat16(), torch.randn(384, 512).bfloat16()]
+    x = torch.randn(5, inputs).bfloat16()
+    results = {}
+    for device in ("cpu", "cuda"):
+        with opdock.set_current_config(), linear_backend("native" if device == "cpu" else None):
+            layer = _layer(method, [256, 384], inputs, device)
+        for i, part in enumerate(parts):
+            layer.weight_loader(layer.weight, part.to(device), i)
+        finish_loading(layer)
+        results[device] = layer(x.to(device)).cpu()
+    torch.testing.assert_close(results["cuda"], results["cpu"], atol=0.5, rtol=0.02)
+    y = x.cuda()
+    layer(y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer(y)
+    y.copy_(torch.randn(5, inputs))
+    graph.replay()
+    assert torch.equal(captured, layer(y))
+    with torch.no_grad():
+        compiled = torch.compile(layer, fullgraph=True)(y)
+    torch.testing.assert_close(compiled, layer(y), atol=0.5, rtol=0.02)
+
+
+def test_the_kernel_of_each_type_is_chosen_and_says_why_others_are_not() -> None:
+    """On this GPU."""
+    from opdock.nn.quantization import LinearSpec, explain_linear_kernel
+
+    with opdock.set_current_config():
+        for kind, dtype, group in (("fp8", torch.float8_e4m3fn, 0), ("int8", torch.int8, 0), ("mp", torch.uint8, 128)):
+            spec = LinearSpec(kind, 4096, 4096, torch.bfloat16, dtype, "token", "channel", group)  # type: ignore[arg-type]
+            chosen, verdicts = explain_linear_kernel(spec)
+            if torch.cuda.get_device_capability() >= (8, 9):
+                assert chosen.backend == "triton"
+            assert verdicts[-1].chosen
