@@ -204,3 +204,38 @@ def test_a_layer_takes_triton_and_is_one_node_of_compiled_code(monkeypatch: pyte
         want = layer(x)
         got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("experts", "top_k", "groups"),
+    [(8, 2, (1, 1, "max")), (60, 4, (1, 1, "max")), (160, 6, (8, 3, "max")), (256, 8, (8, 4, "top2"))],
+)
+def test_the_choice_is_that_of_the_definition(
+    experts: int, top_k: int, groups: tuple[int, int, str], dtype: torch.dtype, tokens: int
+) -> None:
+    from opdock.nn.kernels.triton import moe_route
+    from opdock.nn.moe import Routing, route
+
+    torch.manual_seed(experts)
+    logits, bias = torch.randn(tokens, experts, device=DEVICE).to(dtype), torch.randn(experts, device=DEVICE)
+    logits[:1] = 1.0  # ties
+    for scoring in ("softmax", "sigmoid"):
+        for given in (None, bias):
+            routing = Routing(experts, top_k, scoring, True, 2.5, *groups)
+            want, want_ids = route(logits, routing, given)
+            got, ids = moe_route.route(
+                logits,
+                given,
+                top_k=top_k,
+                sigmoid=scoring == "sigmoid",
+                renormalize=True,
+                scaling=2.5,
+                groups=groups[0],
+                topk_groups=groups[1],
+                top2=groups[2] == "top2",
+            )
+            assert torch.equal(ids.sort(-1).values, want_ids.sort(-1).values)
+            torch.testing.assert_close(got.sort(-1).values, want.sort(-1).values, rtol=1e-5, atol=1e-7)
+            assert torch.equal(ids[:1], want_ids[:1])

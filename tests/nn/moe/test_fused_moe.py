@@ -188,8 +188,8 @@ def test_compiled_code_holds_one_node_for_the_experts(config: Any) -> None:
 
 def test_the_op_for_compiled_code_is_well_formed(config: Any) -> None:
     made, x = layer(), torch.randn(5, HIDDEN)
-    weights, ids = torch.rand(5, TOP_K), torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
-    args = (x, made.w13_weight.data, made.w2_weight.data, weights, ids, None, None, None, "native", made._number)
+    logits = torch.randn(5, EXPERTS)
+    args = (x, logits, None, made.w13_weight.data, made.w2_weight.data, None, None, None, made._number)
     torch.library.opcheck(torch.ops.opdock.moe_experts.default, args, test_utils=("test_schema", "test_faketensor"))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from opdock.errors import RegistrationError
 from opdock.journal import Registration, Registry
+from opdock.nn.moe.routing import Routing, route
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,13 @@ class MoEBackend(ABC):
     @abstractmethod
     def why_not(cls, problem: MoEProblem) -> str:
         """Return why the backend cannot serve the problem, "" if it can; it reads no tensor and has no memory."""
+
+    @classmethod
+    def route(
+        cls, problem: MoEProblem, logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights and ids of each token's experts; see ``opdock.nn.moe.routing.route``."""
+        return route(logits, routing, bias)
 
     @classmethod
     @abstractmethod

@@ -8,6 +8,7 @@ from opdock.nn.kernels import triton
 from opdock.nn.moe.backend import MoEBackend, MoEProblem, register_moe_backend
 from opdock.nn.moe.grouped import grouped_experts
 from opdock.nn.moe.native import ACTIVATIONS, fused_experts
+from opdock.nn.moe.routing import Routing
 
 _FP8 = torch.float8_e4m3fn
 _CONVERTS = (8, 9)
@@ -43,6 +44,27 @@ class TritonBackend(MoEBackend):
         if problem.local_experts > 4096:
             return f"{problem.local_experts} experts; a plan holds 4096"
         return ""
+
+    @classmethod
+    def route(
+        cls, problem: MoEProblem, logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose in one kernel, where the numbers fit."""
+        from opdock.nn.kernels.triton import moe_route
+
+        if routing.num_experts > moe_route.MOST_EXPERTS or logits.dtype == torch.float64:
+            return super().route(problem, logits, routing, bias)
+        return moe_route.route(
+            logits.contiguous(),
+            bias,
+            top_k=routing.top_k,
+            sigmoid=routing.scoring == "sigmoid",
+            renormalize=routing.renormalize,
+            scaling=routing.scaling_factor,
+            groups=routing.num_groups,
+            topk_groups=routing.topk_groups,
+            top2=routing.group_score == "top2",
+        )
 
     @classmethod
     def apply(

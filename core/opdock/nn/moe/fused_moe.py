@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +15,8 @@ from opdock.errors import CheckpointError, ConfigError
 from opdock.nn.layers.linear import copy_checked
 from opdock.nn.moe import backends as _in_tree  # noqa: F401 - registers them
 from opdock.nn.moe.backend import MoEProblem, moe_backends
-from opdock.nn.moe.op import number_of
-from opdock.nn.moe.routing import Routing, route
+from opdock.nn.moe.op import Facts, moe_experts, number_of
+from opdock.nn.moe.routing import Routing
 from opdock.nn.moe.selector import Selection, select
 from opdock.registry import PluggableLayer
 
@@ -123,8 +124,7 @@ class FusedMoE(PluggableLayer):
         self.gate, self.shared_experts, self.shared_expert_gate = gate, shared_experts, shared_expert_gate
         self.problem = self._problem(dtype, stored)
         self.selection = choose(self.problem, moe_backend, layer=prefix)
-        self.backend = moe_backends.get(self.selection.name)
-        self._number = number_of(self.problem)
+        self._number = number_of(Facts(self.selection.name, self.problem, self.routing))
 
     def _problem(self, dtype: torch.dtype, stored: torch.dtype) -> MoEProblem:
         platform = context.platform()
@@ -160,8 +160,7 @@ class FusedMoE(PluggableLayer):
         """
         if router_logits is None:
             router_logits = self._logits(hidden_states)
-        weights, ids = route(router_logits, self.routing, self._parameters["e_score_correction_bias"])
-        out = self._experts(hidden_states, weights, ids)
+        out = self._experts(hidden_states, router_logits)
         if self.shared_experts is not None and self.ep_rank == 0:
             shared = self.shared_experts(hidden_states)
             if self.shared_expert_gate is not None:
@@ -180,22 +179,21 @@ class FusedMoE(PluggableLayer):
             x = x.float()
         return _first(self.gate(x))
 
-    def _experts(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Compute the chosen experts; one node where code is compiled."""
+    def _experts(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Choose and compute the experts; one node where code is compiled."""
+        call: Any = torch.ops.opdock.moe_experts if torch.compiler.is_compiling() else moe_experts
         parameters = self._parameters
-        args = (
+        return call(  # type: ignore[no-any-return]
             x,
+            logits,
+            parameters["e_score_correction_bias"],
             parameters["w13_weight"],
             parameters["w2_weight"],
-            weights,
-            ids,
             self._buffers["expert_map"],
             parameters["w13_weight_scale"],
             parameters["w2_weight_scale"],
+            self._number,
         )
-        if torch.compiler.is_compiling():
-            return torch.ops.opdock.moe_experts(*args, self.selection.name, self._number)  # type: ignore[no-any-return]
-        return self.backend.apply(self.problem, *args)  # type: ignore[arg-type]
 
     def weight_loader(
         self, param: nn.Parameter, loaded_weight: torch.Tensor, shard_id: tuple[str, int] | None = None

@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from opdock.nn.moe.backend import MoEProblem, moe_backends
+from opdock.nn.moe.routing import Routing
 from opdock.registry.library import direct_register_custom_op
 
-_problems: list[MoEProblem] = []  # a graph holds the number of a problem: the facts of a layer are no op's arguments
+
+class Facts(NamedTuple):
+    """What a layer's calls have in common."""
+
+    backend: str
+    problem: MoEProblem
+    routing: Routing
 
 
-def number_of(problem: MoEProblem) -> int:
-    """Return the number that stands for a problem in the op's calls, in this process."""
-    if problem not in _problems:
-        _problems.append(problem)
-    return _problems.index(problem)
+_facts: list[Facts] = []  # a graph holds the number of a layer's facts: they are no arguments of an op
+
+
+def number_of(facts: Facts) -> int:
+    """Return the number that stands for the facts of a layer in the op's calls, in this process."""
+    if facts not in _facts:
+        _facts.append(facts)
+    return _facts.index(facts)
 
 
 def moe_experts(
     x: torch.Tensor,
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
     w13: torch.Tensor,
     w2: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
     expert_map: torch.Tensor | None,
     w13_scale: torch.Tensor | None,
     w2_scale: torch.Tensor | None,
-    backend: str,
-    problem: int,
+    number: int,
 ) -> torch.Tensor:
-    """Run a backend; see ``MoEBackend.apply``."""
-    found = moe_backends.get(backend)
-    return found.apply(_problems[problem], x, w13, w2, weights, ids, expert_map, w13_scale, w2_scale)
+    """Choose the experts of each token and compute them, by the backend of the facts of that number.
+
+    See ``MoEBackend.route`` and ``MoEBackend.apply`` for the other parameters.
+    """
+    facts = _facts[number]
+    backend = moe_backends.get(facts.backend)
+    weights, ids = backend.route(facts.problem, logits, facts.routing, bias)
+    return backend.apply(facts.problem, x, w13, w2, weights, ids, expert_map, w13_scale, w2_scale)
 
 
-def _fake(
-    x: torch.Tensor,
-    w13: torch.Tensor,  # noqa: ARG001
-    w2: torch.Tensor,  # noqa: ARG001
-    weights: torch.Tensor,  # noqa: ARG001
-    ids: torch.Tensor,  # noqa: ARG001
-    expert_map: torch.Tensor | None,  # noqa: ARG001
-    w13_scale: torch.Tensor | None,  # noqa: ARG001
-    w2_scale: torch.Tensor | None,  # noqa: ARG001
-    backend: str,  # noqa: ARG001
-    problem: int,  # noqa: ARG001
-) -> torch.Tensor:
+def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
