@@ -126,6 +126,22 @@ class CudaPlatform(Platform):
         from opdock_cuda import providers, triton_providers  # noqa: F401
 
     @classmethod
+    def register_oot(cls) -> None:
+        """Register the attention backend ``CUDA_ATTN``."""
+        from opdock_cuda import attention_choice
+
+        attention_choice.register()
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        """Return the path of ``CUDA_ATTN`` where it fits, or is asked for."""
+        from opdock_cuda import attention_choice
+
+        return attention_choice.choose(selected_backend, attn_selector_config, cls.get_device_capability())
+
+    @classmethod
     def get_default_ir_op_priority(cls, config: OpdockConfig) -> IrOpPriorityConfig:
         """Return CUDA, Triton, native, in this order, but for what Inductor does as well."""
         from opdock_cuda.priorities import default_priority

@@ -14,6 +14,7 @@ from opdock.errors import ConfigError
 from opdock.nn.attention import ops  # noqa: F401 - defines the torch ops
 from opdock.nn.attention.backend import AttentionBackend
 from opdock.nn.attention.dense import attend
+from opdock.nn.attention.forward_context import get_forward_context
 from opdock.nn.attention.impl import AttentionImpl, AttentionSpec
 from opdock.nn.attention.kv_cache import LayerCache
 from opdock.nn.attention.selector import choose_for_layer, resolve_backend
@@ -96,6 +97,7 @@ class Attention(PluggableLayer):
         self.register_buffer("k_scale", torch.ones((), dtype=torch.float32), persistent=False)
         self.register_buffer("v_scale", torch.ones((), dtype=torch.float32), persistent=False)
         self.platform = context.platform()
+        self._direct = not self.platform.opaque_attention_op()
         self.backend: type[AttentionBackend] | None = None
         self._impl: AttentionImpl | None = None
         self.key_cache: Tensor | None = None
@@ -218,24 +220,32 @@ class Attention(PluggableLayer):
         return out.transpose(1, 2).reshape(batch * new, self.num_heads * self.head_size)
 
     def _paged(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend in one op, which finds the requests by the layer's name."""
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        heads = (-1, self.num_heads, self.head_size)
-        kv_heads = (-1, self.num_kv_heads, self.head_size)
-        k, v = key.view(kv_heads), value.view(kv_heads)
+        """Attend to the requests of the step: in one op where this is traced, else directly."""
+        q = query.view(-1, self.num_heads, self.head_size)
+        k, v = (t.view(-1, self.num_kv_heads, self.head_size) for t in (key, value))
+        if self._direct and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
+            return self._now(q, k, v).view(query.shape)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         together = self.backend is None or self.backend.forward_includes_kv_cache_update
         if not together:
             torch.ops.opdock.unified_kv_cache_update(k, v, self.key_cache, self.value_cache, self.prefix)
         torch.ops.opdock.unified_attention_with_output(
-            query.view(heads),
-            k,
-            v,
-            output.view(heads),
-            self.prefix,
-            self.key_cache,
-            self.value_cache,
-            update_cache=together,
+            q, k, v, output.view(q.shape), self.prefix, self.key_cache, self.value_cache, update_cache=together
         )
+        return output
+
+    def _now(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Do what the op does, without it."""
+        key_cache, value_cache, impl = self.key_cache, self.value_cache, self.impl
+        if key_cache is None or value_cache is None:
+            raise ConfigError(f"The attention layer {self.prefix!r} has no paged cache.", remedy="call bind().")
+        _, metadata = get_forward_context().step(self.prefix, q.shape[0], key_cache)
+        impl.update_cache(k, v, key_cache, value_cache, metadata)
+        whole = impl.prompts_alone(q, k, v, metadata)
+        if whole is not None:
+            return whole
+        output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        impl.forward(q, k, v, key_cache, value_cache, metadata, output)
         return output
 
     def _featured(self, query: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:

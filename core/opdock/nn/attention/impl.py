@@ -80,6 +80,13 @@ class AttentionImpl(ABC):
         write_slots(key, key_cache, metadata.slot_mapping, self.layer.k_scale)
         write_slots(value, value_cache, metadata.slot_mapping, self.layer.v_scale)
 
+    def prompts_alone(self, query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> Tensor | None:
+        """Return the whole result of a step, in memory of its own, or None to have ``forward`` write it.
+
+        For kernels that allocate their result. Only eager code asks; parameters as of ``forward``.
+        """
+        return None
+
     @abstractmethod
     def forward(
         self,

@@ -107,7 +107,8 @@ def select(
     device = device_type or platform.device_type or "cpu"
     capability = platform.get_device_capability()
     who = [f"layer {layer_name}"] if layer_name else []
-    path = platform.get_attn_backend_cls(backend, config, num_heads)
+    own = device == (platform.device_type or device)  # a layer elsewhere than on the platform's device is the host's
+    path = platform.get_attn_backend_cls(backend, config, num_heads) if own else ""
     if path:
         cls = registry.load_class("", registry.check_path(path, platform.device_name))
         reasons = cls.validate_configuration(config, capability)

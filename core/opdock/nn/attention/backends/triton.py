@@ -45,6 +45,19 @@ class TritonImpl(AttentionImpl):
         output: Tensor,
     ) -> None:
         """Start the kernels."""
+        self.attend(query, key_cache, value_cache, metadata, output)
+
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        output: Tensor,
+        *,
+        elsewhere: int = 1 << 30,
+    ) -> None:
+        """Start the kernels; prompts without a prefix of ``elsewhere`` tokens and more are left out."""
         layer = self.layer
         self._attend(
             query,
@@ -58,6 +71,7 @@ class TritonImpl(AttentionImpl):
             counters=self._counters,
             alibi_slopes=layer.alibi_slopes,
             sinks=layer.sinks,
+            elsewhere=elsewhere,
         )
 
 

@@ -134,7 +134,8 @@ def merge_splits(
 @triton.jit
 def attend_paged(
     out_ptr, query_ptr, key_ptr, value_ptr, table_ptr, starts_ptr, lens_ptr, key_scale_ptr, value_scale_ptr,
-    slopes_ptr, sinks_ptr, partial_ptr, lse_ptr, counter_ptr, scale, soft_cap, requests, rows, splits, table_stride,
+    slopes_ptr, sinks_ptr, partial_ptr, lse_ptr, counter_ptr, scale, soft_cap, requests, rows, splits, elsewhere,
+    table_stride,
     out_stride, out_head_stride, query_stride, query_head_stride,
     key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
     GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -145,7 +146,8 @@ def attend_paged(
     """Attend BLOCK_Q tokens of one request, for the heads of one key head, to one split of its positions.
 
     Grid: SINGLE: (key heads, requests, splits), for requests of one token; the others are left alone. Otherwise
-    (blocks of queries, key heads, 1), and SKIP_SINGLE leaves requests of one token alone.
+    (blocks of queries, key heads, 1), and SKIP_SINGLE leaves requests of one token alone. Prompts without a prefix of
+    ``elsewhere`` tokens and more are left alone too: another kernel has them.
     SPAN: positions of a split, 0: an equal share. MERGE: the last split to end merges all.
     """
     if SINGLE:
@@ -178,6 +180,9 @@ def attend_paged(
             if new == 1:
                 return
     length = tl.load(lens_ptr + request)
+    if not SINGLE:
+        if (length == new) & (new >= elsewhere):
+            return
     m = tl.arange(0, BLOCK_M)
     token = block * BLOCK_Q + m // GROUP
     head = heads + m % GROUP

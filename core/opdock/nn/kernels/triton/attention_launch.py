@@ -16,6 +16,9 @@ from opdock.nn.attention.impl import AttentionSpec
 from opdock.nn.attention.metadata import AttentionMetadata
 from opdock.nn.kernels.triton.attention import attend_paged, merge_rows
 
+NOWHERE = 1 << 30
+"""More tokens than any prompt has."""
+
 INVARIANT_SPAN = 1024
 """Positions of a split where the bits of a request must not depend on the batch."""
 
@@ -102,11 +105,13 @@ def paged_attention(
     sinks: Tensor | None = None,
     single: Tuning | None = None,
     prompts: Tuning | None = None,
+    elsewhere: int = NOWHERE,
 ) -> None:
     """Write the attention of every token of a step to ``output``; see ``AttentionImpl.forward``.
 
     Requests of one token and the others are taken by two launches; the first is left out where no request has more
-    than one token. Nothing is read from the device, and grids depend on the metadata's numbers alone.
+    than one token. Prompts of ``elsewhere`` tokens and more, without a prefix, are left out. Nothing is read from the
+    device, and grids depend on the metadata's numbers alone.
     """
     requests, rows = metadata.num_requests, metadata.num_tokens
     if not rows:
@@ -120,6 +125,7 @@ def paged_attention(
             paged_attention(
                 query, key_cache, value_cache, metadata, output, spec, k_scale=k_scale, v_scale=v_scale,
                 counters=counters, alibi_slopes=alibi_slopes, sinks=sinks, single=single, prompts=prompts,
+                elsewhere=elsewhere,
             )  # fmt: skip
         return
     group, head = spec.num_heads // spec.num_kv_heads, spec.head_size
@@ -151,7 +157,7 @@ def paged_attention(
         block_q = t.block_m // group
         blocks = rows // block_q + requests
         attend_paged[(blocks, spec.num_kv_heads, 1)](
-            *tensors, None, None, None, *numbers, 1, *strides, **common, BLOCK_M=t.block_m, BLOCK_Q=block_q,
+            *tensors, None, None, None, *numbers, 1, elsewhere, *strides, **common, BLOCK_M=t.block_m, BLOCK_Q=block_q,
             TILE=t.tile, SPLIT=False, SPAN=0, SINGLE=False, SKIP_SINGLE=True, MERGE=False,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
@@ -167,8 +173,8 @@ def paged_attention(
         if t.merge:
             counter = counters.of(requests * spec.num_kv_heads, query.device)
     attend_paged[(spec.num_kv_heads, requests, t.splits)](
-        *tensors, partial, lse, counter, *numbers, t.splits, *strides, **common, BLOCK_M=t.block_m, BLOCK_Q=1,
-        TILE=t.tile, SPLIT=t.splits > 1, SPAN=t.span, SINGLE=True, SKIP_SINGLE=False, MERGE=t.merge,
+        *tensors, partial, lse, counter, *numbers, t.splits, elsewhere, *strides, **common, BLOCK_M=t.block_m,
+        BLOCK_Q=1, TILE=t.tile, SPLIT=t.splits > 1, SPAN=t.span, SINGLE=True, SKIP_SINGLE=False, MERGE=t.merge,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if t.splits > 1 and not t.merge:
