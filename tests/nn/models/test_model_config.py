@@ -117,7 +117,7 @@ def test_impossible_numbers_are_refused(changes: dict[str, Any], message: str) -
     ("changes", "message"),
     [
         ({"hidden_act": "relu"}, "activation 'relu'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type 'yarn'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "type 'longrope'"),
         ({"use_sliding_window": True}, "sliding window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),

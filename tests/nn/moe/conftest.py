@@ -50,6 +50,16 @@ _DEEPSEEK = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.7,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen2_moe": (
@@ -60,6 +70,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2", {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
     "deepseek_v2_greedy": ("DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None, "attention_bias": True}),
     "deepseek_v3": ("DeepseekV3", _DEEPSEEK),
+    "deepseek_v2_yarn": ("DeepseekV2", {**_DEEPSEEK, "rope_parameters": _YARN}),
+    "deepseek_v3_yarn": ("DeepseekV3", {**_DEEPSEEK, "rope_parameters": {**_YARN, "mscale": 1.0}}),
+    "qwen3_moe_yarn": (
+        "Qwen3Moe",
+        {**_QWEN, "head_dim": 32, "rope_parameters": {k: v for k, v in _YARN.items() if "scale" not in k}},
+    ),
     "deepseek_v3_neox": ("DeepseekV3", {**_DEEPSEEK, "rope_interleave": False, "q_lora_rank": None}),
 }
 

@@ -22,6 +22,9 @@ KINDS = (
     "deepseek_v2_greedy",
     "deepseek_v3",
     "deepseek_v3_neox",
+    "deepseek_v2_yarn",
+    "deepseek_v3_yarn",
+    "qwen3_moe_yarn",
 )
 TOKENS, PROMPT = 40, 23
 FACTOR = 1.5

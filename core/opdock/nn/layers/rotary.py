@@ -174,7 +174,7 @@ class FrequencyFactorRotaryEmbedding(RotaryEmbedding):
         return super()._compute_inv_freq(base) / torch.tensor(self.factors, dtype=torch.float32)
 
 
-ROPE_TYPES = ("default", "linear", "llama3", "factors")
+ROPE_TYPES = ("default", "linear", "llama3", "factors", "yarn")
 
 
 def get_rope(
@@ -224,4 +224,8 @@ def get_rope(
         return FrequencyFactorRotaryEmbedding(
             head_size, rotary_dim, max_position, base, is_neox_style, dtype, scaling["factors"]
         )
+    if kind == "yarn":
+        from opdock.nn.layers.rotary_yarn import YarnRotaryEmbedding
+
+        return YarnRotaryEmbedding(head_size, rotary_dim, max_position, base, is_neox_style, dtype, scaling)
     raise UnsupportedError(f"No rotary embedding of type {kind!r}.", remedy=suggest(str(kind), ROPE_TYPES))

@@ -19,6 +19,7 @@ ROPE_NEEDS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "factors": ("factors",),
+    "yarn": ("factor", "original_max_position_embeddings"),
 }
 
 

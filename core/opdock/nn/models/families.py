@@ -95,7 +95,7 @@ def _rope_from_hf(raw: Mapping[str, Any], source: str) -> tuple[float, dict[str,
     scaling = {**old, **new}
     theta = Fields({"rope_theta": scaling.pop("rope_theta", raw.get("rope_theta"))}, source)
     scaling.setdefault("rope_type", scaling.pop("type", "default"))
-    if scaling["rope_type"] == "llama3":
+    if scaling["rope_type"] in ("llama3", "yarn"):
         scaling.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
     return theta.number("rope_theta", 10000.0), scaling
 
@@ -116,6 +116,12 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str], sourc
     eos = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
     kind = str(metadata.get(f"{arch}.rope.scaling.type", "none"))
     scaling: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
+    if kind == "yarn":
+        raise UnsupportedError(
+            "The model's rotary embedding is of type 'yarn', which opdock does not read from GGUF files.",
+            who=source,
+            remedy="use the model's Hugging Face checkpoint.",
+        )
     if kind != "none":
         scaling["factor"] = f.number("rope.scaling.factor")
     if "rope_freqs.weight" in tensors:

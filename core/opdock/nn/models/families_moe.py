@@ -116,7 +116,7 @@ def latent_from_hf(
 
 
 def _scale_factor(scaling: Mapping[str, Any], source: str) -> float:
-    """Return what a scaled rotation multiplies the scores by: the square of 0.1 m log(factor) + 1."""
+    """Return what a scaled rotation multiplies the scores by."""
     if scaling.get("rope_type", "default") == "default" or not scaling.get("mscale_all_dim"):
         return 1.0
     f = Fields(scaling, source)
