@@ -56,7 +56,7 @@ def _int4(outputs: int, inputs: int, group: int, dtype: torch.dtype, *, zeros: b
 )
 @pytest.mark.parametrize("zeros", [True, False])
 def test_int4_values(outputs: int, inputs: int, group: int, dtype: torch.dtype, *, zeros: bool) -> None:
-    """Rows on both sides of every tile; outputs that tiles do not divide; scales for one part of a word, and for all."""
+    """Rows on both sides of every tile; outputs that tiles do not divide; scales for one code of a word and for all."""
     packed, scale, shift, words, exact = _int4(outputs, inputs, group, dtype, zeros=zeros)
     for rows in ROWS:
         x = torch.randn(rows, inputs, device="cuda").to(dtype)
