@@ -5,16 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import opdock
-
-sys.path.append(str(Path(__file__).parent / "helpers"))  # pytest's importlib mode puts no folder there
 
 STANDIN = "OPDOCK_ASCEND_STANDIN"
 
