@@ -93,6 +93,12 @@ def backend_class(name: str, *, who: str = "") -> type[AttentionBackend]:
     return load_class(name, backends[name])
 
 
+def registered_by(distribution: str) -> list[str]:
+    """Return the names that a distribution registered."""
+    owners = {name: _backends.record_of(name).owner for name in backends}
+    return [name for name, owner in owners.items() if owner is not None and owner.distribution == distribution]
+
+
 def load_class(name: str, path: str) -> type[AttentionBackend]:
     """Return the backend class at ``path``; see ``backend_class``."""
     who = f"attention backend {name}  {path}"
