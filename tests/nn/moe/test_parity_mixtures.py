@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from opdock.errors import CheckpointError
+from opdock.nn.batch import Batch
+from opdock.nn.generation import generate
 
 KINDS = (
     "mixtral",
@@ -131,3 +133,27 @@ def test_layers_for_further_tokens_behind_the_last_are_left_out(
     safetensors.save_file(held, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     assert torch.equal(ours(load(tmp_path), PROMPT), ours(load(folder), PROMPT))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "deepseek_v2_greedy", "deepseek_v3", "deepseek_v3_yarn"])
+def test_each_request_of_a_batch_gets_the_tokens_that_it_gets_alone(
+    kind: str, config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any]
+) -> None:
+    """Latent attention too, over the paged cache; prompts whole, and in parts beside decodes."""
+    model = load(mixtures(kind)[0])
+    prompts = [tokens()[i : i + n].tolist() for i, n in ((0, 1), (3, 5), (8, 17), (20, 16))]
+    want = [list(generate(model, p, max_tokens=9)) for p in prompts]
+    for most in (7, 512):
+        with Batch(model, max_requests=4, max_len=48, block_size=4, max_step_tokens=most) as batch:
+            assert batch.generate(prompts, max_tokens=9) == want
+
+
+def test_latent_attention_over_a_paged_cache_is_compiled_as_one_graph(
+    config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any]
+) -> None:
+    model = load(mixtures("deepseek_v3")[0])
+    prompts = [tokens()[:5].tolist(), tokens()[9:12].tolist()]
+    want = [list(generate(model, p, max_tokens=4)) for p in prompts]
+    model.compile(backend="eager", fullgraph=True)
+    with Batch(model, max_requests=2, max_len=16, block_size=4) as batch:
+        assert batch.generate(prompts, max_tokens=4) == want

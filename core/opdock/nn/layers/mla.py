@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from opdock.nn.attention import KVCache, LayerCache
+from opdock.errors import UnsupportedError
+from opdock.nn.attention import Attention, KVCache, LayerCache
 from opdock.nn.layers.layernorm import RMSNorm
 from opdock.nn.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from opdock.nn.layers.rotary import RotaryEmbedding
@@ -116,11 +117,15 @@ class MultiHeadLatentAttention(PluggableLayer):
             num_heads * latent.value_dim, hidden_size, bias=latent.bias, prefix=f"{prefix}.o_proj"
         )
         self.rotary_emb: nn.Module = rotary
+        self.attn = Attention(
+            num_heads, latent.kv_rank + latent.rope_dim, self.scale, num_kv_heads=1, prefix=f"{prefix}.attn"
+        )
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor, cache: LayerCache | None) -> torch.Tensor:
         """Return the attention's output; append the latent rows to the cache.
 
-        Without a cache, all tokens are one sequence from its beginning.
+        With a paged cache bound, and none given, the tokens are those of the step in force. Without any cache, all
+        tokens are one sequence from its beginning.
         """
         sizes, tokens = self.latent, hidden_states.shape[0]
         if sizes.q_rank is None:
@@ -135,12 +140,16 @@ class MultiHeadLatentAttention(PluggableLayer):
         q_rope, key_part = self.rotary_emb(positions, q_rope.reshape(tokens, -1), key_part.contiguous())
         q_rope = q_rope.view(tokens, self.num_heads, sizes.rope_dim)
         both = torch.cat((rows, key_part), dim=-1)
-        batch = 1 if cache is None else cache.batch
-        both = both.view(batch, 1, tokens // batch, -1)
-        if cache is not None:
-            both = cache.append_rows(both)  # type: ignore[attr-defined]
-        attend = self._absorbed if tokens == batch and self._plain() else self._expanded
-        out, _ = self.o_proj(attend(q_nope, q_rope, both))
+        if cache is None and self.attn.key_cache is not None:
+            attended = self._paged(q_nope, q_rope, both)
+        else:
+            batch = 1 if cache is None else cache.batch
+            both = both.view(batch, 1, tokens // batch, -1)
+            if cache is not None:
+                both = cache.append_rows(both)  # type: ignore[attr-defined]
+            attend = self._absorbed if tokens == batch and self._plain() else self._expanded
+            attended = attend(q_nope, q_rope, both)
+        out, _ = self.o_proj(attended)
         return out  # type: ignore[no-any-return]
 
     def _plain(self) -> bool:
@@ -150,16 +159,41 @@ class MultiHeadLatentAttention(PluggableLayer):
 
     def _absorbed(self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Attend from one new token of each sequence, in the space of the latent rows."""
-        sizes = self.latent
-        matrix: torch.Tensor = self.kv_b_proj.weight  # type: ignore[assignment]
-        weight = matrix.view(self.num_heads, -1, sizes.kv_rank)  # of each head: key rows, then value rows
-        to_key, to_value = weight.split((sizes.nope_dim, sizes.value_dim), dim=1)
-        inside = torch.bmm(q_nope.transpose(0, 1), to_key).transpose(0, 1)  # (batch, heads, rank)
-        query = torch.cat((inside, q_rope), dim=-1).unsqueeze(1)
+        query = self._inside(q_nope, q_rope).unsqueeze(1)
         # all heads see the same rows: as rows of one matrix they need no copies
-        out = F.scaled_dot_product_attention(query, rows, rows[..., : sizes.kv_rank], scale=self.scale)
-        values = torch.bmm(out.squeeze(1).transpose(0, 1), to_value.transpose(1, 2))  # (heads, batch, value)
-        return values.transpose(0, 1).reshape(q_nope.shape[0], -1)
+        out = F.scaled_dot_product_attention(query, rows, rows[..., : self.latent.kv_rank], scale=self.scale)
+        return self._values(out.squeeze(1))
+
+    def _paged(self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Attend to the requests of a step, in the space of the latent rows: one key head that all heads share.
+
+        The paged cache holds the rows twice, as keys and as values.
+        """
+        if not self._plain():
+            raise UnsupportedError(
+                "Latent attention over a paged cache needs kv_b_proj as it is, and it is quantised.",
+                who=f"layer {self.prefix}",
+                remedy="leave kv_b_proj out of the quantisation, or generate without a batch.",
+            )
+        out = self.attn(self._inside(q_nope, q_rope).flatten(1), rows, rows)
+        return self._values(out.view(rows.shape[0], self.num_heads, -1)[..., : self.latent.kv_rank])
+
+    def _matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what makes keys and values, (heads, nope_dim or value_dim, kv_rank) each."""
+        matrix: torch.Tensor = self.kv_b_proj.weight  # type: ignore[assignment]
+        weight = matrix.view(self.num_heads, -1, self.latent.kv_rank)
+        to_key, to_value = weight.split((self.latent.nope_dim, self.latent.value_dim), dim=1)
+        return to_key, to_value
+
+    def _inside(self, q_nope: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
+        """Return queries for latent rows, (tokens, heads, kv_rank + rope_dim)."""
+        made = torch.bmm(q_nope.transpose(0, 1), self._matrices()[0]).transpose(0, 1)
+        return torch.cat((made, q_rope), dim=-1)
+
+    def _values(self, out: torch.Tensor) -> torch.Tensor:
+        """Return the heads' outputs side by side, from those in the space of the latent rows."""
+        values = torch.bmm(out.transpose(0, 1), self._matrices()[1].transpose(1, 2))  # heads first
+        return values.transpose(0, 1).flatten(1)
 
     def _expanded(self, q_nope: torch.Tensor, q_rope: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Attend with the keys and values of every position made anew."""
