@@ -92,6 +92,45 @@ def describe(module: OpClass) -> tuple[str, str, str]:
     return getattr(module, "name", cls.__name__), f"{cls.__module__}.{cls.__qualname__}", method
 
 
+@dataclass(frozen=True)
+class LinearChoice:
+    """How one quantised linear layer is applied.
+
+    Args:
+        layer: its path in the model.
+        method: name of the quantisation method.
+        spec: its facts, in a line.
+        kernel: the class that was chosen.
+        rejected: (class, reason) of those that were tried before.
+    """
+
+    layer: str
+    method: str
+    spec: str
+    kernel: str
+    rejected: tuple[tuple[str, str], ...]
+
+
+def linear_choices(model: nn.Module) -> list[LinearChoice]:
+    """Return how each quantised linear layer of a model is applied, and why not by the kernels before.
+
+    The reasons are those of now: call it under the configuration that the model was built under.
+    """
+    from opdock.nn.quantization.selection import explain_linear_kernel
+
+    found = []
+    for name, module in model.named_modules():
+        method: Any = getattr(module, "quant_method", None)
+        kernel, spec = getattr(method, "kernel", None), getattr(method, "spec", None)
+        if kernel is None or spec is None:
+            continue
+        verdicts = explain_linear_kernel(spec)[1]
+        rejected = tuple((v.kernel, v.reason) for v in verdicts if not v.chosen)
+        config: Any = module.quant_config
+        found.append(LinearChoice(name, config.get_name(), spec.describe(), type(kernel).__name__, rejected))
+    return found
+
+
 def _counter(counts: Counter[tuple[str, str, str]], key: tuple[str, str, str]) -> Any:
     def count(_module: nn.Module, _args: object) -> None:
         counts[key] += 1

@@ -78,6 +78,12 @@ class LinearBase(PluggableLayer):
             "weight_loader": self.weight_loader,
         }
 
+    @property
+    def served_by(self) -> str:
+        """The kernel that applies a quantised weight, for reports; ``forward`` where there is none."""
+        kernel = getattr(self.quant_method, "kernel", None)
+        return "forward" if kernel is None else type(kernel).__name__
+
     def forward(self, x: torch.Tensor) -> LinearOutput:
         """Return y, or (y, bias left to add)."""
         bias = self._parameters["bias"]
