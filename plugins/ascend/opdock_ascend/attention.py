@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from opdock.nn.attention.backend import AttentionBackend
+from opdock.nn.attention.backend import AttentionBackend, AttentionSelectorConfig
 from opdock.nn.attention.impl import AttentionImpl
 from opdock.nn.attention.metadata import AttentionMetadata
 from opdock_ascend import limits, ops
 from opdock_ascend.predicates import DEVICE
+from opdock_ascend.probe import chip
+
+if TYPE_CHECKING:
+    from opdock.platforms.interface import DeviceCapability
 
 NAME = "ASCEND"
+
+OTHER_LAYOUT = ("Ascend310",)
+"""How the names of chips begin whose caches the operator wants in its format NZ."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,9 @@ class AscendAttentionImpl(AttentionImpl):
         count = metadata.num_tokens if metadata.query_lens is None else sum(metadata.query_lens)
         slots = metadata.slot_mapping[:count].to(torch.int32)
         if count:
-            ops.reshape_and_cache_(key[:count], value[:count], key_cache, value_cache, slots)
+            # As a rule both are views of one projection, and the operator takes dense rows.
+            k, v = key[:count].contiguous(), value[:count].contiguous()
+            ops.reshape_and_cache_(k, v, key_cache, value_cache, slots)
 
     def forward(
         self,
@@ -167,6 +176,15 @@ class AscendAttentionBackend(AttentionBackend):
     def supports_head_size(cls, head_size: int) -> bool:
         """Return whether paged attention takes heads of this size."""
         return not limits.refuse_paged_head(head_size)
+
+    @classmethod
+    def supports_combination(
+        cls, config: AttentionSelectorConfig, device_capability: DeviceCapability | None
+    ) -> str | None:
+        """Return why the blocks do not suit the heads, or paged attention this chip, or None."""
+        if chip().startswith(OTHER_LAYOUT):
+            return f"caches of {chip()} have another layout"
+        return limits.refuse_block(config.block_size or 1, config.head_size) or None
 
     @classmethod
     def why_not_here(cls, device_type: str) -> str | None:

@@ -18,6 +18,12 @@ WIDEST_HEAD, WIDEST_PAGED_HEAD, HEAD_MULTIPLE = 768, 256, 16
 BLOCK_SIZES = tuple(range(16, 129, 16))
 """Positions of a block of a paged cache."""
 
+MOST_OF_A_BLOCK = 128 * 128
+"""The largest product of positions of a block and columns of a head."""
+
+MOST_SEQUENCES = 8192
+"""Sequences of one call of paged attention."""
+
 WIDEST_MATMUL = 65535
 """The longest row of either matrix of npu_quant_matmul."""
 
@@ -36,8 +42,8 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
             return f"key of {key.dtype} and {name} of {tensor.dtype}: the operator copies, it does not convert"
         if tensor.device != key.device:
             return f"{name} is on {tensor.device} and key on {key.device}"
-    if key.ndim != 3 or value.shape != key.shape:
-        return f"key {tuple(key.shape)} and value {tuple(value.shape)} are not rows of heads of one shape"
+    if key.ndim != 3 or value.shape != key.shape or not (key.is_contiguous() and value.is_contiguous()):
+        return f"key {tuple(key.shape)} and value {tuple(value.shape)} are not dense rows of heads of one shape"
     if slots.dtype is not _INT32 or slots.device != key.device or slots.shape != key.shape[:1]:
         return f"slots of {slots.dtype}, {tuple(slots.shape)}, on {slots.device}: int32, one a token, beside key"
     return _refuse_caches(key_cache, value_cache, key.shape[1], key.shape[2])
@@ -62,6 +68,8 @@ def paged_attention(
         return f"context_lens of {context_lens.dtype} on {context_lens.device}: int32, on the host"
     if not len(query) == len(block_table) == len(context_lens):
         return f"{len(query)} queries, {len(block_table)} rows of blocks, {len(context_lens)} lengths: one a sequence"
+    if len(query) > MOST_SEQUENCES:
+        return f"{len(query)} sequences: the operator takes up to {MOST_SEQUENCES}"
     refused = refuse_paged_head(query.shape[2]) or _refuse_caches(key_cache, value_cache, None, query.shape[2])
     if refused:
         return refused
@@ -118,6 +126,13 @@ def refuse_paged_head(size: int) -> str:
     return "" if fits else f"heads of {size}: the operator takes multiples of {HEAD_MULTIPLE} up to {WIDEST_PAGED_HEAD}"
 
 
+def refuse_block(block_size: int, head_size: int) -> str:
+    """Return why paged attention does not take blocks of this size of heads of this size."""
+    if block_size * head_size <= MOST_OF_A_BLOCK:
+        return ""
+    return f"blocks of {block_size} positions of heads of {head_size}: the operator takes {MOST_OF_A_BLOCK} in all"
+
+
 def _refuse_caches(key_cache: Tensor, value_cache: Tensor, kv_heads: int | None, head_size: int) -> str:
     shape = tuple(key_cache.shape)
     if len(shape) != 4 or value_cache.shape != key_cache.shape:
@@ -126,7 +141,9 @@ def _refuse_caches(key_cache: Tensor, value_cache: Tensor, kv_heads: int | None,
         return f"caches {shape} do not fit heads of {head_size}"
     if shape[1] not in BLOCK_SIZES:
         return f"blocks of {shape[1]} positions: the operator takes multiples of 16 up to {BLOCK_SIZES[-1]}"
-    return "" if key_cache.is_contiguous() and value_cache.is_contiguous() else "a cache is not dense"
+    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        return "a cache is not dense"
+    return refuse_block(shape[1], shape[3])
 
 
 def _refuse_groups(heads: int, kv_heads: int) -> str:

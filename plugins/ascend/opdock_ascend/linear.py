@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from opdock.nn.quantization.kernels.base import LinearKernel
 from opdock.nn.quantization.parameters import held, replace
 from opdock.nn.quantization.spec import LinearSpec
-from opdock_ascend import library, limits, ops
+from opdock_ascend import library, limits, ops, probe
 from opdock_ascend.predicates import HALVES
-from opdock_ascend.probe import probe_once
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +23,7 @@ class AscendInt8Linear(LinearKernel):
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str]:
         """Return whether torch_npu is loaded and an NPU is there, and why not."""
-        reason = library.why_not() or probe_once()
+        reason = library.why_not() or probe.why_not()
         return not reason, reason
 
     @classmethod

@@ -17,14 +17,15 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """``0``: ``import torch`` leaves torch_npu alone. Else it imports it, and fails where CANN is missing."""
 
 
+@functools.cache
 def probe() -> str | None:
-    """Return None where an NPU can be used, else why not.
+    """Return None where an NPU can be used, else why not; looked for once in a process.
 
     Raises: PlatformError where the driver is there and does not answer, or answers with an error.
     """
     return judge(
         torch_build.read(),
-        runtime.ask,
+        _answer,
         os.environ,
         device_files=runtime.has_device_files(),
         set_env=runtime.where_set_env(),
@@ -71,11 +72,12 @@ def judge(
             f"({answer.missing}){where}{_warning(environ)}"
         )
     hidden = visible.hides_all(environ.get(visible.VARIABLE))
-    if answer.broken:
-        if hidden or not (device_files or "answers with error" not in answer.broken):
-            return f"no Ascend NPU: {hidden or f'CANN is installed, and {answer.broken}'}"
+    failure = answer.broken or (f"aclrtGetDeviceCount answers with error {answer.code}" if answer.code else "")
+    if answer.code and (hidden or not device_files):  # CANN is installed on build machines too
+        return f"no Ascend NPU: {hidden or f'CANN is installed, and {failure}'}"
+    if failure:
         raise PlatformError(
-            f"The Ascend driver does not work: {answer.broken}.",
+            f"The Ascend driver does not work: {failure}.",
             why=f"torch_npu {build.torch_npu} and CANN are installed, so an NPU was meant to be used.",
             remedy="see what npu-smi info says; OPDOCK_PLATFORM=cpu runs on the CPU meanwhile.",
         )
@@ -91,10 +93,19 @@ def _warning(environ: Mapping[str, str]) -> str:
     return f"; `import torch` loads torch_npu and fails with it, CPU or not: set {AUTOLOAD}=0, or uninstall torch_npu"
 
 
-@functools.cache
-def probe_once() -> str:
-    """Return why no NPU can be used, "" where one can; asked once in a process, errors as reasons."""
+def why_not() -> str:
+    """Return why no NPU can be used, "" where one can; errors as reasons."""
     try:
         return probe() or ""
     except PlatformError as err:
         return err.what
+
+
+def chip() -> str:
+    """Return the name of the chip, such as ``Ascend910B3``, "" where no NPU can be used."""
+    return "" if why_not() else _answer().soc
+
+
+@functools.cache
+def _answer() -> runtime.Answer:
+    return runtime.ask()

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from opdock import ir
-from opdock_ascend import library, predicates
+from opdock_ascend import library, predicates, probe
 from opdock_ascend.priorities import ASCEND, MUL
-from opdock_ascend.probe import probe_once
 
 _npu = torch.ops.npu
 
@@ -24,7 +23,7 @@ ONE_POSITION = [0, 0, 0]
 
 def supported() -> bool | str:
     """Return True where torch_npu is loaded and an NPU is there, or why not."""
-    return library.why_not() or probe_once() or True
+    return library.why_not() or probe.why_not() or True
 
 
 @ir.ops.rms_norm.register_impl(ASCEND, supported=supported, supports_args=predicates.rms_norm)

@@ -52,13 +52,15 @@ class Answer:
 
     Args:
         missing: the loader's words, where a library is not there or lacks a function.
-        broken: in words, where it answered with an error, died or hung.
+        broken: in words, where the process that asked it died or hung.
+        code: its error, where it answered with one; 0.
         devices: the number of NPUs that it lets this process see.
         soc: the name of the chip, such as ``Ascend910B3``; "" where it is not known.
     """
 
     missing: str = ""
     broken: str = ""
+    code: int = 0
     devices: int = 0
     soc: str = ""
 
@@ -104,7 +106,7 @@ def read(output: bytes, returncode: int) -> Answer:
     if "missing" in told:
         return Answer(missing=str(told["missing"]))
     if told["code"] != 0:
-        return Answer(broken=f"aclrtGetDeviceCount answers with error {told['code']}")
+        return Answer(code=int(told["code"]))
     return Answer(devices=int(told["count"]), soc=str(told["soc"]))
 
 

@@ -64,7 +64,8 @@ class Two:
         from opdock.nn.attention.forward_context import set_forward_context
 
         shapes = (HEADS, KV_HEADS, KV_HEADS)
-        rows = [torch.randn(metadata.num_tokens, n * SIZE, dtype=self.dtype).to("npu") for n in shapes]
+        joined = torch.randn(metadata.num_tokens, sum(shapes) * SIZE, dtype=self.dtype).to("npu")
+        rows = joined.split([n * SIZE for n in shapes], dim=-1)  # views of one projection, as in a decoder
         outs = []
         for layer, cache in self.layers:
             with set_forward_context(metadata, cache):
@@ -141,6 +142,7 @@ def test_a_configuration_that_no_operator_takes_is_left_to_the_host_and_refused_
         (64, torch.float32, 16, "dtype not supported"),
         (72, torch.float16, 16, "head_size not supported"),
         (64, torch.float16, 256, "block_size not supported"),
+        (256, torch.float16, 128, "blocks of 128 positions of heads of 256"),
     ):
         assert get_attn_backend(head_size, dtype, "auto", block_size=block_size).get_name() != "ASCEND"
         with pytest.raises(UnsupportedError, match=reason):

@@ -79,6 +79,12 @@ REFUSED = {
     "heads of 320: the operator takes multiples of 16 up to 256": lambda: ops.paged_attention_(
         _npu(2, 4, 320), *_caches(size=320), 1.0, TABLE.npu(), LENS, _npu(2, 4, 320)
     ),
+    "blocks of 128 positions of heads of 256: the operator takes 16384 in all": lambda: ops.paged_attention_(
+        _npu(2, 4, 256), *_caches(block=128, size=256), 1.0, TABLE.npu(), LENS, _npu(2, 4, 256)
+    ),
+    "are not dense rows of heads of one shape": lambda: ops.reshape_and_cache_(
+        _npu(2, 4, 64)[:, ::2], _npu(2, 2, 64), *_caches(), LENS.npu()
+    ),
     "3 query heads over 2": lambda: ops.paged_attention_(
         _npu(2, 3, 64), *_caches(), 1.0, TABLE.npu(), LENS, _npu(2, 3, 64)
     ),

@@ -94,14 +94,14 @@ def test_no_device_is_told_and_what_hides_them(environ: dict[str, str], expected
 
 def test_an_error_of_the_runtime_on_a_machine_without_a_driver_is_no_npu() -> None:
     """CANN is installed on build machines too."""
-    found = judge(FITTING, _says(Answer(broken="aclrtGetDeviceCount answers with error 507008")), {})
+    found = judge(FITTING, _says(Answer(code=507008)), {})
     assert found == "no Ascend NPU: CANN is installed, and aclrtGetDeviceCount answers with error 507008"
 
 
 @pytest.mark.parametrize(
     ("answer", "device_files"),
     [
-        (Answer(broken="aclrtGetDeviceCount answers with error 507899"), True),
+        (Answer(code=507899), True),
         (Answer(broken="no answer within 10 s"), True),
         (Answer(broken="no answer within 10 s"), False),
         (Answer(broken="the process that asked it ended with signal 11"), False),
@@ -110,7 +110,7 @@ def test_an_error_of_the_runtime_on_a_machine_without_a_driver_is_no_npu() -> No
 def test_a_broken_driver_is_an_error_and_never_a_silent_run_on_the_cpu(answer: Answer, device_files: bool) -> None:
     with pytest.raises(PlatformError) as caught:
         judge(FITTING, _says(answer), {}, device_files=device_files)
-    assert answer.broken in str(caught.value)
+    assert (answer.broken or f"error {answer.code}") in str(caught.value)
     assert "Remedy: see what npu-smi info says; OPDOCK_PLATFORM=cpu" in str(caught.value)
 
 

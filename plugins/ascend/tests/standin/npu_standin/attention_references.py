@@ -128,6 +128,9 @@ def paged_attention(
     block_size, kv_heads, size = key_cache.shape[1:]
     require(kv_heads == num_kv_heads and size == query.shape[2] <= 256, f"{name}: heads of the cache")
     require(block_size % 16 == 0 and block_size <= 128, f"{name}: blocks of {block_size}")
+    require(block_size * size <= 128 * 128 and len(query) <= 8192, f"{name}: {block_size} x {size}, {len(query)}")
+    require(context_lens.device.type == "cpu" and bool((block_table >= 0).all()), f"{name}: lengths, table")
+    require(bool((block_table < key_cache.shape[0]).all()), f"{name}: a block that is not there")
     require(all(x.is_contiguous() for x in (query, key_cache, value_cache, block_table, out)), f"{name}: strided")
     require(block_table.dtype is torch.int32 and context_lens.dtype is torch.int32, f"{name} takes int32")
     require(len(context_lens) == len(block_table) == len(query), f"{name}: one row for each sequence")
@@ -145,7 +148,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     require(key.ndim == value.ndim == 3 and key_cache.ndim == 4, f"{name}: shapes")
     require(key.shape[1:] == key_cache.shape[2:] and key_cache.shape == value_cache.shape, f"{name}: heads")
     require(slot_indices.dtype is torch.int32 and slot_indices.shape == key.shape[:1], f"{name}: slots")
-    require(key_cache.is_contiguous() and value_cache.is_contiguous(), f"{name}: strided caches")
+    require(all(x.is_contiguous() for x in (key, value, key_cache, value_cache)), f"{name}: strided")
     slots = slot_indices.long()
     require(slots.numel() == 0 or int(slots.max()) < key_cache.shape[0] * key_cache.shape[1], f"{name}: slot outside")
     kept = slots >= 0
