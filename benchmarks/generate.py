@@ -21,6 +21,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hf  # noqa: F401 - first: transformers must not take a script of this folder for a package
 import torch
 import transformers
 from parity import random_models
