@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any, cast
 
 import pytest
@@ -192,3 +194,11 @@ def test_a_method_says_whether_it_has_an_embedding() -> None:
     """By overriding it."""
     assert not method_has_implemented_embedding(UnquantizedLinearMethod)
     assert method_has_implemented_embedding(type("E", (UnquantizedLinearMethod,), {"embedding": lambda *_: None}))
+
+
+@pytest.mark.parametrize("first", ["opdock.nn.quantization", "opdock.nn.layers", "opdock.nn.quantization.fp8"])
+def test_either_package_can_be_imported_first(first: str) -> None:
+    """They need each other."""
+    code = f"import {first}, opdock.nn.layers, opdock.nn.quantization.gptq"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from opdock.errors import CheckpointError, ConfigError
-from opdock.nn.quantization.method import resolve_linear_method
 from opdock.nn.quantization.parameters import part_of, whole_of
 from opdock.registry import PluggableLayer
 
@@ -54,6 +53,8 @@ class LinearBase(PluggableLayer):
         return_bias: bool = True,
     ) -> None:
         """Allocate the parameters of the weight, and the bias, uninitialised."""
+        from opdock.nn.quantization.method import resolve_linear_method  # it imports this package
+
         super().__init__()
         self.input_size = input_size
         self.output_size = output_size
