@@ -131,6 +131,16 @@ def linear_choices(model: nn.Module) -> list[LinearChoice]:
     return found
 
 
+def backends(model: nn.Module) -> dict[str, list[str]]:
+    """Return, for each layer that chose among backends when it was built, a line for each: chosen, or why not.
+
+    Args:
+        model: its layers are named by their paths in it.
+    """
+    found = {name: getattr(module, "selection", None) for name, module in model.named_modules()}
+    return {name: selection.lines() for name, selection in found.items() if selection is not None}
+
+
 def _counter(counts: Counter[tuple[str, str, str]], key: tuple[str, str, str]) -> Any:
     def count(_module: nn.Module, _args: object) -> None:
         counts[key] += 1

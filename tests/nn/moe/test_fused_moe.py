@@ -14,7 +14,7 @@ from opdock.config import KernelConfig, OpdockConfig
 from opdock.errors import CheckpointError, ConfigError, UnsupportedError
 from opdock.nn.layers import ReplicatedLinear
 from opdock.nn.moe import FusedMoE, MoEBackend, MoEProblem, moe_backends, register_moe_backend
-from opdock.nn.report import describe
+from opdock.nn.report import backends, describe, recording
 
 HIDDEN, INNER, EXPERTS, TOP_K = 32, 16, 6, 2
 
@@ -143,6 +143,22 @@ def test_a_package_adds_a_backend_that_is_tried_first(config: Any) -> None:
     finally:
         moe_backends.unregister("doubling")
     assert layer().served_by == "torch_grouped"
+
+
+def test_the_report_says_of_each_layer_which_backend_runs_and_why_no_other(config: Any) -> None:
+    model = nn.Sequential(layer(), nn.ReLU(), layer(moe_backend="native"))
+    found = backends(model)
+    assert sorted(found) == ["0", "2"]
+    assert [line.split()[0] for line in found["0"]] == ["triton", "torch_grouped", "native"]
+    assert found["0"][1:] == ["torch_grouped  chosen", "native         torch_grouped comes before it"]
+    assert found["2"][0] == "native         chosen"
+    assert "moe_backend='native' was asked for" in found["2"][1]
+    with recording(model) as record:
+        model(torch.randn(3, HIDDEN))
+    assert [(row.op, row.method, row.calls) for row in record.rows() if row.op == "fused_moe"] == [
+        ("fused_moe", "native", 1),
+        ("fused_moe", "torch_grouped", 1),
+    ]
 
 
 def test_without_a_router_the_logits_must_be_given(config: Any) -> None:

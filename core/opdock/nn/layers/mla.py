@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from opdock.registry import PluggableLayer
 
 if TYPE_CHECKING:
     from opdock.nn.models.facts import LatentConfig
+    from opdock.nn.quantization.config import QuantizationConfig
 
 
 class LatentCache(KVCache):
@@ -81,6 +82,7 @@ class MultiHeadLatentAttention(PluggableLayer):
         latent: the sizes.
         rotary: rotates heads of ``latent.rope_dim`` numbers.
         eps: epsilon of the norms.
+        quant_config: how the projections hold their weights, kv_b_proj excepted; None: as they are.
         prefix: the layer's path in its model.
     """
 
@@ -92,6 +94,7 @@ class MultiHeadLatentAttention(PluggableLayer):
         rotary: RotaryEmbedding,
         *,
         eps: float = 1e-6,
+        quant_config: QuantizationConfig | None = None,
         prefix: str = "",
     ) -> None:
         """Build the layers."""
@@ -100,21 +103,30 @@ class MultiHeadLatentAttention(PluggableLayer):
         self.head_dim = latent.nope_dim + latent.rope_dim
         self.scale = self.head_dim**-0.5 * latent.scale_factor
         q_size, inner = num_heads * self.head_dim, latent.nope_dim + latent.value_dim
+        options: dict[str, Any] = {"quant_config": quant_config}
         if latent.q_rank is None:
-            self.q_proj = ColumnParallelLinear(hidden_size, q_size, bias=False, prefix=f"{prefix}.q_proj")
+            self.q_proj = ColumnParallelLinear(hidden_size, q_size, bias=False, prefix=f"{prefix}.q_proj", **options)
         else:
-            self.q_a_proj = ReplicatedLinear(hidden_size, latent.q_rank, bias=latent.bias, prefix=f"{prefix}.q_a_proj")
-            self.q_a_layernorm = RMSNorm(latent.q_rank, eps=eps)
-            self.q_b_proj = ColumnParallelLinear(latent.q_rank, q_size, bias=False, prefix=f"{prefix}.q_b_proj")
+            rank = latent.q_rank
+            self.q_a_proj = ReplicatedLinear(
+                hidden_size, rank, bias=latent.bias, prefix=f"{prefix}.q_a_proj", **options
+            )
+            self.q_a_layernorm = RMSNorm(rank, eps=eps)
+            self.q_b_proj = ColumnParallelLinear(rank, q_size, bias=False, prefix=f"{prefix}.q_b_proj", **options)
         self.kv_a_proj_with_mqa = ReplicatedLinear(
-            hidden_size, latent.kv_rank + latent.rope_dim, bias=latent.bias, prefix=f"{prefix}.kv_a_proj_with_mqa"
+            hidden_size,
+            latent.kv_rank + latent.rope_dim,
+            bias=latent.bias,
+            prefix=f"{prefix}.kv_a_proj_with_mqa",
+            **options,
         )
         self.kv_a_layernorm = RMSNorm(latent.kv_rank, eps=eps)
+        # kept as it is: a step of one token multiplies by parts of it
         self.kv_b_proj = ColumnParallelLinear(
             latent.kv_rank, num_heads * inner, bias=False, prefix=f"{prefix}.kv_b_proj"
         )
         self.o_proj = RowParallelLinear(
-            num_heads * latent.value_dim, hidden_size, bias=latent.bias, prefix=f"{prefix}.o_proj"
+            num_heads * latent.value_dim, hidden_size, bias=latent.bias, prefix=f"{prefix}.o_proj", **options
         )
         self.rotary_emb: nn.Module = rotary
         self.attn = Attention(

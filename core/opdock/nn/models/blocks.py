@@ -81,7 +81,9 @@ def build_attention(
         return usual(config, rotary, prefix)
     from opdock.nn.layers.mla import MultiHeadLatentAttention
 
-    return MultiHeadLatentAttention(config.hidden_size, config.num_heads, config.latent, rotary, prefix=prefix)
+    return MultiHeadLatentAttention(
+        config.hidden_size, config.num_heads, config.latent, rotary, quant_config=config.quant_config, prefix=prefix
+    )
 
 
 def build_rotary(config: ModelConfig) -> RotaryEmbedding:

@@ -54,4 +54,5 @@ def build_mixture(config: ModelConfig, prefix: str) -> FusedMoE:
         float32_router=mixture.float32_router,
         shared_experts=shared,
         shared_expert_gate=gate,
+        quant_config=config.quant_config,
     )

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,9 +16,13 @@ from opdock.nn.layers.linear import copy_checked
 from opdock.nn.moe import backends as _in_tree  # noqa: F401 - registers them
 from opdock.nn.moe.backend import MoEProblem, moe_backends
 from opdock.nn.moe.op import Facts, moe_experts, number_of
+from opdock.nn.moe.quantised import STORED, experts_method
 from opdock.nn.moe.routing import Routing
 from opdock.nn.moe.selector import Selection, select
 from opdock.registry import PluggableLayer
+
+if TYPE_CHECKING:
+    from opdock.nn.quantization.config import QuantizationConfig
 
 logger = logging.getLogger("opdock")
 SHARDS = ("w1", "w2", "w3")
@@ -52,6 +56,7 @@ class FusedMoE(PluggableLayer):
         ep_rank: which of them this is.
         weight_dtype: of the stored matrices; an 8-bit float adds w13_weight_scale (local experts, 2 *
             intermediate_size) and w2_weight_scale (local experts, hidden_size), float32. None: params_dtype.
+        quant_config: how the checkpoint's layers are quantised, or are to be after loading; None: not at all.
         moe_backend: name of the backend, or ``auto``; None takes the configuration's.
         prefix: the layer's path in its model.
 
@@ -83,6 +88,7 @@ class FusedMoE(PluggableLayer):
         ep_size: int = 1,
         ep_rank: int = 0,
         weight_dtype: torch.dtype | None = None,
+        quant_config: QuantizationConfig | None = None,
         moe_backend: str | None = None,
     ) -> None:
         """Check the numbers, allocate the matrices uninitialised, and choose the backend."""
@@ -106,14 +112,8 @@ class FusedMoE(PluggableLayer):
         self.first, local = share_of(num_experts, ep_size, ep_rank, prefix)
         self.ep_size, self.ep_rank, self.local_experts = ep_size, ep_rank, local
         dtype = params_dtype or torch.get_default_dtype()
-        stored = weight_dtype or dtype
-        self.w13_weight = _parameter((local, 2 * intermediate_size, hidden_size), stored)
-        self.w2_weight = _parameter((local, hidden_size, intermediate_size), stored)
-        scaled = stored != dtype
-        self.register_parameter(
-            "w13_weight_scale", _parameter((local, 2 * intermediate_size), torch.float32) if scaled else None
-        )
-        self.register_parameter("w2_weight_scale", _parameter((local, hidden_size), torch.float32) if scaled else None)
+        self.quant_method = experts_method(quant_config, prefix)
+        self.make_parameters(weight_dtype or dtype, scaled=weight_dtype not in (None, dtype))
         bias = _parameter((num_experts,), torch.float32) if correction_bias else None
         self.register_parameter("e_score_correction_bias", bias)
         table = None
@@ -122,13 +122,26 @@ class FusedMoE(PluggableLayer):
             table[self.first : self.first + local] = torch.arange(local, dtype=torch.int32)
         self.register_buffer("expert_map", table, persistent=False)
         self.gate, self.shared_experts, self.shared_expert_gate = gate, shared_experts, shared_expert_gate
-        self.problem = self._problem(dtype, stored)
+        self.problem = self._problem(dtype, STORED if self.quant_method is not None else weight_dtype or dtype)
         self.selection = choose(self.problem, moe_backend, layer=prefix)
         self._number = number_of(Facts(self.selection.name, self.problem, self.routing))
 
+    def make_parameters(self, dtype: torch.dtype, *, scaled: bool = False) -> None:
+        """Allocate the matrices, uninitialised, and with ``scaled`` a scale for each of their rows."""
+        local, inner, hidden = self.local_experts, self.intermediate_size, self.hidden_size
+        for name, rows, columns in (("w13_weight", 2 * inner, hidden), ("w2_weight", hidden, inner)):
+            self.register_parameter(name, _parameter((local, rows, columns), dtype))
+            scale = _parameter((local, rows), torch.float32) if scaled else None
+            self.register_parameter(f"{name}_scale", scale)
+
+    def weight_arguments(self) -> dict[str, Any]:
+        """Return what the method's ``create_weights`` takes when weights are reloaded."""
+        return {}
+
     def _problem(self, dtype: torch.dtype, stored: torch.dtype) -> MoEProblem:
         platform = context.platform()
-        device = self.w13_weight.device.type
+        matrices: torch.Tensor = self.w13_weight  # type: ignore[assignment]
+        device = matrices.device.type
         capability = platform.get_device_capability() if device == platform.device_type else None
         return MoEProblem(
             device_type=device,
