@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EPSILON = 1e-5
 GATED = ("silu", "gelu", "tanh")
+ONLY_SAME = ("gelu", "tanh", "add anew")
+"""What no kernel quantises; ``add anew`` is the sum and its norm in new tensors."""
 NOISE = torch.randn(1 << 23)
 DENSE, TWO, SKEW = "dense", "two leading dimensions", "no 16 bytes aligned"
 
@@ -42,7 +45,8 @@ ROWS: tuple[tuple[int, float, str], ...] = (
     # Vectors of 16 bytes, 1 to 32: several rows in a block, up to 32 threads each; also over two dimensions.
     *((rows, vectors, layout) for vectors in (1, 3, 32) for rows in (1, 6, 300) for layout in (DENSE, TWO)),
     # More: a block for each row, or several; 1, 2, 4 and 8 vectors for a thread.
-    *((3, vectors, DENSE) for vectors in (33, 40, 128, 200, 256, 512, 768, 800, 1024, 1025, 1500, 2048, 2049, 4096)),
+    *((3, vectors, DENSE) for vectors in (33, 40, 64, 128, 200, 224, 256, 448, 512, 768, 800, 1024, 1025)),
+    *((3, vectors, DENSE) for vectors in (1500, 2048, 2049, 4096)),
     # Many rows of few vectors: more for a thread where nothing is joined, more rows than blocks run at once.
     *((rows, vectors, DENSE) for rows, vectors in ((1100, 33), (1100, 130), (2500, 40), (1100, 257), (300, 1030))),
     # Any width, any alignment; rows that are too long, and long ones over two dimensions.
@@ -51,6 +55,14 @@ ROWS: tuple[tuple[int, float, str], ...] = (
     *((6, vectors, SKEW) for vectors in (1, 40, 300)),
 )
 """Rows, their width in vectors of 16 bytes, and how they lie in memory."""
+
+CACHED = 1 << 26
+"""Bytes of a tensor that the launcher takes to stay in the L2 cache."""
+MORE_ROWS: tuple[tuple[int, int, tuple[str, ...], tuple[str, ...]], ...] = (
+    (8500, 33, ("silu", "gelu", "tanh"), ("same", "static")),
+    *((CACHED // (16 * vectors) + 1, vectors, ("add",), ("same",)) for vectors in (33, 128, 200, 768, 800, 2049)),
+)
+"""As ``ROWS``, dense, for some ops alone: more rows for a thread, and what is read again from memory."""
 
 HEADS: tuple[tuple[int, int, int, int, str], ...] = (
     *((size, rot, q, k, DENSE) for size, rot in ((64, 64), (128, 64), (256, 256)) for q, k in ((1, 1), (2, 1), (4, 1))),
@@ -86,7 +98,8 @@ class Case:
 
 def on_gpu(shape: tuple[int, ...], dtype: torch.dtype, layout: str = DENSE) -> Tensor:
     """Return random rows, made on the CPU: no other kernel than ours runs. Its memory ends with it."""
-    values = NOISE[: math.prod(shape)].view(shape)
+    many = math.prod(shape)
+    values = (NOISE if many <= len(NOISE) else NOISE.repeat(-(-many // len(NOISE))))[:many].view(shape)
     if layout == TWO and shape[0] % 2 == 0:
         return values.view(shape[0] // 2, 2, -1).to(dtype).cuda().transpose(0, 1)  # as heads of a projection
     if layout == SKEW:
@@ -101,18 +114,23 @@ def one(value: float) -> Tensor:
 
 def rows_cases() -> Iterator[Case]:
     """Yield the calls of all ops of rows."""
+    kinds, outs = ("plain", "add", "add anew", "norm", *GATED), ("same", "static", "token")
     for dtype in DTYPES:
-        for rows, vectors, layout in ROWS:
+        for rows, vectors, layout, some, ends in (*((*row, kinds, outs) for row in ROWS), *_more()):
             width = int(vectors * 16 // dtype.itemsize)
-            for kind in ("plain", "add", "norm", *GATED):
-                for out in ("same", "static", "token"):
-                    if (kind == "plain" and out == "same") or (kind in ("gelu", "tanh") and out != "same"):
-                        continue
-                    for weighted in (True, False) if kind in ("add", "norm") else (False,):
-                        for bounded in (False, True) if out == "token" else (False,):
-                            options = f"{' weight' * weighted}{' bound' * bounded}"
-                            name = f"{kind} to {out}, {dtype}, {rows} x {width}, {layout}{options}"
-                            yield Case(name, _rows_call(kind, out, dtype, (rows, width), layout, weighted, bounded))
+            for kind, out in product(some, ends):
+                if (kind, out) == ("plain", "same") or (kind in ONLY_SAME and out != "same"):
+                    continue
+                for weighted in (True, False) if kind in ("add", "add anew", "norm") else (False,):
+                    for bounded in (False, True) if out == "token" else (False,):
+                        options = f"{' weight' * weighted}{' bound' * bounded}"
+                        name = f"{kind} to {out}, {dtype}, {rows} x {width}, {layout}{options}"
+                        yield Case(name, _rows_call(kind, out, dtype, (rows, width), layout, weighted, bounded))
+
+
+def _more() -> Iterator[tuple[int, float, str, tuple[str, ...], tuple[str, ...]]]:
+    for rows, vectors, kinds, outs in MORE_ROWS:
+        yield rows, vectors, DENSE, kinds, outs
 
 
 def _rows_call(
@@ -138,6 +156,8 @@ def _rows_call(
                 return op.rms_norm_static_fp8(x, weight, one(0.01), EPSILON)
             return op.rms_norm_token_fp8(x, weight, EPSILON, bound)
         residual = on_gpu(shape, dtype, layout)
+        if kind == "add anew":
+            return op.fused_add_rms_norm(x, residual, weight, EPSILON)
         if out == "same":
             return op.fused_add_rms_norm_(x, residual, weight, EPSILON)
         if out == "static":
