@@ -425,6 +425,7 @@ PyMethodDef* direct_methods() {
       OPDOCK_NEW_ROWS("rms_norm", Plain, true, Same, kNorm),
       method("fits_fused_add_rms_norm", fits_rows<In::Add, kAddNorm>),
       method("run_fused_add_rms_norm", run_fused_add_rms_norm),
+      method("run_fused_add_rms_norm_functional", run_new_rows<In::Add, true, Out::Same, kAddNorm>),
       OPDOCK_NEW_ROWS("rms_norm_static_fp8_quant", Plain, true, Static, kNormStatic),
       OPDOCK_NEW_ROWS("rms_norm_dynamic_per_token_fp8_quant", Plain, true, Token, kNormToken),
       OPDOCK_NEW_ROWS("fused_add_rms_norm_static_fp8_quant", Add, true, Static, kAddNormStatic),

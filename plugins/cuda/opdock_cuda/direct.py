@@ -37,6 +37,9 @@ NAMES = (
 )
 """IR ops, in the order of the providers."""
 
+FUNCTIONAL = "fused_add_rms_norm_functional"
+"""A second function of ``fused_add_rms_norm``, whose results are new; what it takes is the same."""
+
 
 def _says_no(*_: Any) -> bool:
     return False
@@ -47,7 +50,7 @@ def _does_nothing(*_: Any) -> None:
 
 
 fits = SimpleNamespace(**dict.fromkeys(NAMES, _says_no))
-run = SimpleNamespace(**dict.fromkeys(NAMES, _does_nothing))
+run = SimpleNamespace(**dict.fromkeys((*NAMES, FUNCTIONAL), _does_nothing))
 
 
 def connect(module: ModuleType, *, device_kind: int = CUDA) -> bool:
@@ -57,7 +60,11 @@ def connect(module: ModuleType, *, device_kind: int = CUDA) -> bool:
         module: ``opdock_cuda._C``.
         device_kind: the DLPack kind of the devices whose tensors are taken.
     """
-    capsule, start = getattr(torch.Tensor, CAPSULE, None), getattr(module, "connect", None)
+    capsule = getattr(torch.Tensor, CAPSULE, None)
+    if capsule is None or not hasattr(
+        module, f"run_{FUNCTIONAL}"
+    ):  # the last one: a file of an older build has not all
+        return False
     try:
         seen_by = (
             torch._C._len_torch_dispatch_stack,
@@ -89,5 +96,6 @@ def connect(module: ModuleType, *, device_kind: int = CUDA) -> bool:
         return False
     for name in NAMES:
         setattr(fits, name, getattr(module, f"fits_{name}"))
+    for name in (*NAMES, FUNCTIONAL):
         setattr(run, name, getattr(module, f"run_{name}"))
     return True

@@ -74,12 +74,13 @@ def assert_same(got: Any, wanted: Any) -> None:
 
 def test_every_provided_op_has_its_functions() -> None:
     assert sorted(direct.NAMES) == sorted(PROVIDED)
-    assert sorted(vars(direct.fits)) == sorted(vars(direct.run)) == sorted(PROVIDED)
+    assert sorted(vars(direct.fits)) == sorted(PROVIDED)
+    assert sorted(vars(direct.run)) == sorted((*PROVIDED, direct.FUNCTIONAL))
 
 
 def test_a_torch_without_the_interface_keeps_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    module = SimpleNamespace(connect=lambda *args: asked.append(args) or True)
+    module = SimpleNamespace(connect=lambda *args: asked.append(args) or True, run_fused_add_rms_norm_functional=None)
     monkeypatch.setattr(direct, "CAPSULE", "__no_such_interface__")
     before = dict(vars(direct.run))
     assert direct.connect(module) is False  # type: ignore[arg-type]
@@ -87,9 +88,15 @@ def test_a_torch_without_the_interface_keeps_the_dispatcher(monkeypatch: pytest.
     assert vars(direct.run) == before
 
 
+def test_a_module_of_an_older_build_keeps_the_dispatcher() -> None:
+    before = dict(vars(direct.run))
+    assert direct.connect(SimpleNamespace()) is False  # type: ignore[arg-type]
+    assert vars(direct.run) == before
+
+
 def test_an_interface_of_another_version_keeps_the_dispatcher() -> None:
     before = dict(vars(direct.run))
-    assert direct.connect(SimpleNamespace(connect=lambda *_: False)) is False  # type: ignore[arg-type]
+    assert direct.connect(SimpleNamespace(connect=lambda *_: False, run_fused_add_rms_norm_functional=None)) is False  # type: ignore[arg-type]
     assert vars(direct.run) == before
 
 
@@ -127,6 +134,16 @@ def test_the_short_way_gives_what_the_dispatcher_gives(op: str, dtype: torch.dty
         assert_same(made, dispatched(op)(*theirs))
         for a, b in zip(mine, theirs, strict=True):
             assert not isinstance(a, Tensor) or torch.equal(a, b)
+
+
+@gpu
+@pytest.mark.usefixtures("kernels")
+def test_the_sum_and_its_norm_may_be_new_tensors() -> None:
+    args = arguments("fused_add_rms_norm")
+    mine = copies(args)
+    made = direct.run.fused_add_rms_norm_functional(*mine)
+    assert all(torch.equal(a, b) for a, b in zip(mine[:3], args[:3], strict=True))
+    assert_same(made, dispatched("fused_add_rms_norm")(*copies(args)))
 
 
 @gpu
@@ -205,6 +222,7 @@ def test_a_gradient_that_is_wanted_is_left_to_the_dispatcher_only_where_gradient
 
 @gpu
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and says so
 def test_whoever_has_to_see_the_call_sees_it() -> None:
     x, w = torch.randn(4, 64, device="cuda"), torch.ones(64, device="cuda")
 
