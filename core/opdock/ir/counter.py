@@ -58,6 +58,6 @@ def counted_function(op: IrOp, kind: str) -> Callable[..., Any]:
         with _lock:
             for counter in _counters:
                 counter[op.name, impl.provider] += 1
-        return (impl.func_impl_fn if kind == "call" else impl.impl_fn)(*args)
+        return (impl.keeping_fn if kind == "call" else impl.impl_fn)(*args)
 
     return counted

@@ -30,6 +30,7 @@ class IrOpImpl:
         supported: whether it can run in this process; see ``IrOp.register_impl``.
         supports_args: the predicate, or None if it takes any arguments.
         inplace: whether it writes its results into the activations.
+        functional: of one in place: what eager calls that keep their inputs run, instead of it on clones.
         batch_invariant: whether a row's bits do not depend on the other rows.
         generation: how many implementations of this name the op had before: part of the key of a plan.
 
@@ -46,6 +47,7 @@ class IrOpImpl:
         supported: Supported = True,
         supports_args: Callable[..., object] | None = None,
         inplace: bool = False,
+        functional: Callable[..., Any] | None = None,
         batch_invariant: bool = False,
         generation: int = 0,
     ) -> None:
@@ -53,6 +55,7 @@ class IrOpImpl:
         self.op, self.provider, self.impl_fn = op, provider, impl_fn
         self.predicate, self._declared_support = supports_args, supported
         self.inplace, self.batch_invariant, self.generation = inplace, batch_invariant, generation
+        self.functional = functional
         self.site, self.owner = site_of(impl_fn), journal.current_owner()
 
     def __repr__(self) -> str:
@@ -106,6 +109,11 @@ class IrOpImpl:
     def func_impl_fn(self) -> Callable[..., Any]:
         """The implementation with functional semantics: an in-place one works on clones of the activations."""
         return plan.functional(self.op.layout, self.impl_fn, self.op.activations) if self.inplace else self.impl_fn
+
+    @property
+    def keeping_fn(self) -> Callable[..., Any]:
+        """What an eager call runs that keeps its inputs; compiled code has clones, and removes those that it can."""
+        return self.functional or self.func_impl_fn
 
     @property
     def is_native(self) -> bool:

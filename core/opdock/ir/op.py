@@ -163,6 +163,7 @@ class IrOp(Tolerances, InputGenerator):
         supported: Supported = True,
         supports_args: Callable[..., object] | None = None,
         inplace: bool = False,
+        functional: Callable[..., Any] | None = None,
         batch_invariant: bool = False,
     ) -> Callable[[Callable[..., Any]], IrOpImpl]:
         """Return a decorator that registers an implementation and returns it as an ``IrOpImpl``.
@@ -176,6 +177,8 @@ class IrOp(Tolerances, InputGenerator):
             supports_args: takes the native parameters; False, or a string with the reason, means no. It must work
                 on fake tensors and read no data.
             inplace: it writes its results into the activations and returns them.
+            functional: of one in place, if there is such a kernel: the same, bit for bit, into new tensors. Eager
+                calls that keep their inputs run it; without one they clone the activations.
             batch_invariant: a row's bits do not depend on the other rows; ``VLLM_BATCH_INVARIANT=1`` uses no
                 provider that does not say so.
 
@@ -192,6 +195,8 @@ class IrOp(Tolerances, InputGenerator):
                     return present
                 refuse_before_kernels(self.name, provider)
                 schema.check_same_schema(self.name, self.native, self.schema, provider, fn, inplace=inplace)
+                if functional is not None:
+                    schema.check_same_schema(self.name, self.native, self.schema, provider, functional, inplace=False)
                 if supports_args is not None:
                     schema.check_predicate(self.name, provider, supports_args, self.signature)
                 if inplace and not self.allow_inplace:
@@ -207,6 +212,7 @@ class IrOp(Tolerances, InputGenerator):
                     supported=supported,
                     supports_args=supports_args,
                     inplace=inplace,
+                    functional=functional,
                     batch_invariant=batch_invariant,
                     generation=self._providers.next_generation(provider),
                 )

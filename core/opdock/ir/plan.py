@@ -145,14 +145,14 @@ def chain(
         on_fall: called once, with the first arguments that fall to native.
     """
     *tested, ending = impls
-    run_last = ending.func_impl_fn if clone else ending.impl_fn
+    run_last = ending.keeping_fn if clone else ending.impl_fn
     if not tested:
         return run_last
     env: dict[str, Any] = {**layout.defaults, "_yes": is_yes, "_last": run_last}
     lines = [f"def plan({layout.head}):"]
     for k, impl in enumerate(tested):
-        given = layout.cloned(impl.op.activations) if clone and impl.inplace else layout.args
-        env[f"_run{k}"], env[f"_test{k}"] = impl.impl_fn, impl.predicate
+        given = layout.cloned(impl.op.activations) if clone and impl.inplace and not impl.functional else layout.args
+        env[f"_run{k}"], env[f"_test{k}"] = (clone and impl.functional) or impl.impl_fn, impl.predicate
         lines += [
             f"    _od_said = _test{k}({layout.args})",
             "    if _od_said is True or (_od_said is not False and _yes(_od_said)):",

@@ -127,6 +127,8 @@ def probe_mutation(impl: IrOpImpl) -> None:
             raise _untrue(impl, f"writes {name}, which it does not declare", declared)
     if not impl.inplace:
         _refuse_alias(impl, given, returned)
+    if impl.functional is not None:
+        _refuse_alias(impl, args, impl.functional(*args))
 
 
 def _accepted_inputs(impl: IrOpImpl) -> tuple[Any, ...] | None:

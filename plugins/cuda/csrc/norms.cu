@@ -14,6 +14,13 @@ void fused_add_rms_norm_(Tensor x, Tensor residual, const std::optional<Tensor>&
   rows_op<In::Add, true, Out::Same>(x, &residual, &residual, given(weight), x, nullptr, nullptr, nullptr, epsilon);
 }
 
+std::tuple<Tensor, Tensor> fused_add_rms_norm(const Tensor& x, const Tensor& residual,
+                                              const std::optional<Tensor>& weight, double epsilon) {
+  Tensor y = like(x), sum = like(x);
+  rows_op<In::Add, true, Out::Same>(x, &residual, &sum, given(weight), y, nullptr, nullptr, nullptr, epsilon);
+  return {y, sum};
+}
+
 Tensor rms_norm_static_fp8(const Tensor& x, const std::optional<Tensor>& weight, const Tensor& scale, double epsilon) {
   Tensor y = like(x, ScalarType::Float8_e4m3fn);
   rows_op<In::Plain, true, Out::Static>(x, nullptr, nullptr, given(weight), y, nullptr, &scale, nullptr, epsilon);
@@ -58,6 +65,7 @@ template RowsOp rows_op<In::Add, true, Out::Token>;
 STABLE_TORCH_LIBRARY_FRAGMENT(opdock_cuda, m) {
   m.def("rms_norm(Tensor x, Tensor? weight, float epsilon) -> Tensor");
   m.def("fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) x_residual, Tensor? weight, float epsilon) -> ()");
+  m.def("fused_add_rms_norm(Tensor x, Tensor x_residual, Tensor? weight, float epsilon) -> (Tensor, Tensor)");
   m.def("rms_norm_static_fp8(Tensor x, Tensor? weight, Tensor scale, float epsilon) -> Tensor");
   m.def("rms_norm_token_fp8(Tensor x, Tensor? weight, float epsilon, Tensor? scale_ub) -> (Tensor, Tensor)");
   m.def(
@@ -71,6 +79,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(opdock_cuda, m) {
 STABLE_TORCH_LIBRARY_IMPL(opdock_cuda, CUDA, m) {
   m.impl("rms_norm", TORCH_BOX(&opdock::rms_norm));
   m.impl("fused_add_rms_norm_", TORCH_BOX(&opdock::fused_add_rms_norm_));
+  m.impl("fused_add_rms_norm", TORCH_BOX(&opdock::fused_add_rms_norm));
   m.impl("rms_norm_static_fp8", TORCH_BOX(&opdock::rms_norm_static_fp8));
   m.impl("rms_norm_token_fp8", TORCH_BOX(&opdock::rms_norm_token_fp8));
   m.impl("add_rms_norm_static_fp8", TORCH_BOX(&opdock::add_rms_norm_static_fp8));

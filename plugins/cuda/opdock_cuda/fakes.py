@@ -33,6 +33,10 @@ def _rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     return _like(x)
 
 
+def _fused_add_rms_norm(x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    return _like(x), _like(x)
+
+
 def _rms_norm_static_fp8(x: Tensor, weight: Tensor | None, scale: Tensor, epsilon: float) -> Tensor:
     return _like(x, _FP8)
 
@@ -86,6 +90,7 @@ def _in_place(*_: Any) -> None:
 FAKES: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "fused_add_rms_norm_": _in_place,
+    "fused_add_rms_norm": _fused_add_rms_norm,
     "rms_norm_static_fp8": _rms_norm_static_fp8,
     "rms_norm_token_fp8": _rms_norm_token_fp8,
     "add_rms_norm_static_fp8": _add_rms_norm_static_fp8,

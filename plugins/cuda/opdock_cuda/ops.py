@@ -81,6 +81,26 @@ def fused_add_rms_norm_(
     return x, x_residual
 
 
+def fused_add_rms_norm(
+    x: Tensor, x_residual: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    """Add the residual to x and normalise each row of the sum; the bits are those of ``fused_add_rms_norm_``.
+
+    Args:
+        x: (..., hidden), as for ``rms_norm``.
+        x_residual: of x's shape and dtype, strides of its own.
+        weight: (hidden,) of x's dtype, or None.
+        epsilon: added to the mean square, no unit, > 0.
+
+    Returns: the norm and the sum, dense, of x's shape and dtype.
+    Raises: as ``rms_norm``.
+    """
+    # rows that share memory are no matter here: nothing of them is written
+    said = _said(predicates.fused_add_rms_norm, x, x_residual.view_as(x_residual), weight, epsilon)
+    _check("fused_add_rms_norm", said)
+    return torch.ops.opdock_cuda.fused_add_rms_norm.default(x, x_residual, weight, epsilon)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """Multiply the SiLU of the first half of x by the second half.
 

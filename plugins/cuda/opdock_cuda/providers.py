@@ -42,11 +42,22 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: in
     return _ops.rms_norm.default(x, weight, epsilon)
 
 
+def _fused_add_rms_norm(
+    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    if not _dynamo():
+        made = run.fused_add_rms_norm_functional(x, x_residual, weight, epsilon, variance_size)
+        if made is not None:
+            return made
+    return _ops.fused_add_rms_norm.default(x, x_residual, weight, epsilon)
+
+
 @ir.ops.fused_add_rms_norm.register_impl(
     "cuda",
     supported=supported,
     supports_args=predicates.fused_add_rms_norm,
     inplace=True,
+    functional=_fused_add_rms_norm,
     batch_invariant=NORM_INVARIANT,
 )
 def fused_add_rms_norm(

@@ -71,6 +71,15 @@ def fused_add_rms_norm_(t: Inputs) -> Checks:
         yield Near("", residual, total, exact.half_step(t.dtype) * 1.01, exact.smallest(t.dtype))
 
 
+def fused_add_rms_norm(t: Inputs) -> Checks:
+    for weight in (t.weight(), None):
+        residual = t.rows(t.x.shape[-1])
+        total = t.x.double() + residual.double()
+        y, added = ops.fused_add_rms_norm(t.x, residual, weight, exact.EPSILON)
+        yield Near("y", y, exact.rms_norm(total, weight), *exact.norm_tolerance(t.dtype, weight))
+        yield Near("sum", added, total, exact.half_step(t.dtype) * 1.01, exact.smallest(t.dtype))
+
+
 def rms_norm_static_fp8(t: Inputs) -> Checks:
     weight, scale = t.weight(), t.scale()
     q = ops.rms_norm_static_fp8(t.x, weight, scale, exact.EPSILON)
@@ -145,6 +154,7 @@ GATED = (silu_and_mul, gelu_and_mul, silu_and_mul_static_fp8, silu_and_mul_token
 KERNELS: tuple[Callable[[Inputs], Checks], ...] = (
     rms_norm,
     fused_add_rms_norm_,
+    fused_add_rms_norm,
     rms_norm_static_fp8,
     rms_norm_token_fp8,
     add_rms_norm_static_fp8,
