@@ -61,9 +61,8 @@ def connect(module: ModuleType, *, device_kind: int = CUDA) -> bool:
         device_kind: the DLPack kind of the devices whose tensors are taken.
     """
     capsule = getattr(torch.Tensor, CAPSULE, None)
-    if capsule is None or not hasattr(
-        module, f"run_{FUNCTIONAL}"
-    ):  # the last one: a file of an older build has not all
+    # the last of the functions: a file of an older build has not all
+    if capsule is None or not hasattr(module, f"run_{FUNCTIONAL}"):
         return False
     try:
         seen_by = (
@@ -74,24 +73,20 @@ def connect(module: ModuleType, *, device_kind: int = CUDA) -> bool:
         )
     except AttributeError:
         return False
-    if (
-        capsule is None
-        or start is None
-        or not start(
-            capsule,
-            device_kind,
-            torch.Tensor,
-            torch.nn.Parameter,
-            torch.float8_e4m3fn,
-            {"dtype": torch.float8_e4m3fn},
-            {"dtype": torch.float32},
-            "none",
-            "tanh",
-            torch.empty_like,
-            torch.Tensor.new_empty,
-            torch.Tensor.is_neg,
-            seen_by,
-        )
+    if not module.connect(
+        capsule,
+        device_kind,
+        torch.Tensor,
+        torch.nn.Parameter,
+        torch.float8_e4m3fn,
+        {"dtype": torch.float8_e4m3fn},
+        {"dtype": torch.float32},
+        "none",
+        "tanh",
+        torch.empty_like,
+        torch.Tensor.new_empty,
+        torch.Tensor.is_neg,
+        seen_by,
     ):
         return False
     for name in NAMES:
