@@ -56,7 +56,7 @@ def test_requests_that_are_not_there_and_no_rows_at_all() -> None:
 def test_every_way_to_split_equals_the_formula(
     tuning: Tuning, features: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_launch, "tuning_for_single", lambda *_: tuning)
+    monkeypatch.setattr(attention_launch, "tuning_for_single", lambda *_, **__: tuning)
     assert judge(replace(DECODE, **features), "TRITON_ATTN", dtype=torch.float32, device="cpu") == ""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Numbers that differ from step to step are not specialised: each new kind of them would compile for a second or two.
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -131,7 +132,7 @@ def merge_splits(
     tl.store(out_ptr + out_offsets[:, None] + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests", "rows", "splits", "elsewhere", "table_stride"])
 def attend_paged(
     out_ptr, query_ptr, key_ptr, value_ptr, table_ptr, starts_ptr, lens_ptr, key_scale_ptr, value_scale_ptr,
     slopes_ptr, sinks_ptr, partial_ptr, lse_ptr, counter_ptr, scale, soft_cap, requests, rows, splits, elsewhere,
@@ -267,7 +268,7 @@ def attend_paged(
                 tl.store(place, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge_rows(
     out_ptr, partial_ptr, lse_ptr, starts_ptr, lens_ptr, heads, splits, out_stride, out_head_stride,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr,

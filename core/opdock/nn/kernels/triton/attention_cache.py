@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def store_token(
     key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slots_ptr, key_scale_ptr, value_scale_ptr, slots, block_size,
     key_stride, key_head_stride, value_stride, value_head_stride,

@@ -16,6 +16,12 @@ from opdock.nn.attention.impl import AttentionSpec
 from opdock.nn.attention.metadata import AttentionMetadata
 from opdock.nn.kernels.triton.attention import attend_paged, merge_rows
 
+MOST_SPLITS = 64
+"""The parts of a request that one program merges."""
+
+TILE_BYTES = 96 * 1024
+"""Of shared memory, for tiles in flight."""
+
 NOWHERE = 1 << 30
 """More tokens than any prompt has."""
 
@@ -66,28 +72,43 @@ def units_of(index: int) -> int:
     return 4 if index < 0 else int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
-def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, units: int) -> Tuning:
+def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, units: int, *, itemsize: int = 2) -> Tuning:
     """Return the tuning for requests of one token; pure.
 
     Only numbers that are fixed while a graph is captured count: the lengths themselves do not.
+
+    Args:
+        spec: of the layer.
+        requests: of the step.
+        max_seq_len: the most positions of a request.
+        units: multiprocessors of the device.
+        itemsize: bytes of an element of the query.
     """
     block_m = max(16, triton.next_power_of_2(spec.num_heads // spec.num_kv_heads))
     tile = 64 if spec.head_size <= 128 else 32
+    stages = _stages(4, tile, spec.head_size, itemsize)
     if spec.batch_invariant:
         splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPAN))
-        return Tuning(block_m, tile, 4, 3, splits=splits, span=INVARIANT_SPAN)
-    programs = max(1, requests * spec.num_kv_heads)
-    wanted = max(1, (units * 4) // programs)
-    most = max(1, triton.cdiv(max_seq_len, tile))
-    splits = min(triton.next_power_of_2(wanted), triton.next_power_of_2(most), 64)
-    return Tuning(block_m, tile, 4, 3, splits=splits)
+        return Tuning(block_m, tile, 2, stages, splits=splits, span=INVARIANT_SPAN)
+    wanted = (units * 4) // max(1, requests * spec.num_kv_heads)
+    most = triton.cdiv(max_seq_len, tile)
+    splits = max(1, min(wanted, most, MOST_SPLITS))
+    return Tuning(block_m, tile, 2, stages, splits=splits)
 
 
-def tuning_for_prompts(spec: AttentionSpec) -> Tuning:
+def tuning_for_prompts(spec: AttentionSpec, *, itemsize: int = 2) -> Tuning:
     """Return the tuning for requests of several tokens; pure."""
     group = spec.num_heads // spec.num_kv_heads
-    block_m = max(128 if spec.head_size <= 128 else 64, triton.next_power_of_2(group))
-    return Tuning(block_m, 64 if spec.head_size <= 128 else 32, 8 if block_m > 64 else 4, 3)
+    small = spec.head_size <= 128 and itemsize <= 2
+    block_m = max(128 if small else 64, triton.next_power_of_2(group))
+    tile = 64 if small else 32
+    return Tuning(block_m, tile, 8 if block_m > 64 else 4, _stages(3, tile, spec.head_size, itemsize))
+
+
+def _stages(wanted: int, tile: int, head_size: int, itemsize: int) -> int:
+    """Return the number of tiles in flight, so that keys and values fit in shared memory."""
+    pair: int = 2 * tile * triton.next_power_of_2(head_size) * itemsize
+    return max(2, min(wanted, 1 + TILE_BYTES // pair))
 
 
 def paged_attention(
@@ -153,7 +174,7 @@ def paged_attention(
     }
     several = metadata.max_query_len > 1
     if several:
-        t = prompts or tuning_for_prompts(spec)
+        t = prompts or tuning_for_prompts(spec, itemsize=query.element_size())
         block_q = t.block_m // group
         blocks = rows // block_q + requests
         attend_paged[(blocks, spec.num_kv_heads, 1)](
@@ -163,7 +184,9 @@ def paged_attention(
         )  # fmt: skip
         if metadata.query_lens is not None and 1 not in metadata.query_lens:
             return
-    t = single or tuning_for_single(spec, requests, metadata.max_seq_len, units_of(index))
+    t = single or tuning_for_single(
+        spec, requests, metadata.max_seq_len, units_of(index), itemsize=query.element_size()
+    )
     partial = lse = counter = None
     if t.splits > 1:
         partial = torch.empty(
