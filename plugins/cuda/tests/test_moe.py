@@ -279,3 +279,12 @@ def test_a_batch_of_a_mixture_replays_graphs_and_gives_the_tokens_of_eager_steps
                 made.append(batch.generate(prompts, max_tokens=10))
     assert made[0] == made[1]
     assert len({tuple(tokens) for tokens in made[0]}) > 1
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 1000])
+def test_a_slot_without_an_expert_adds_nothing(tokens: int) -> None:
+    step = make(tokens, 64, 8, 256, 128)
+    step.ids[::3, 2] = -1
+    with uninitialised_is_nan():
+        check(ours(*step), step)
+        check(grouped_experts(*step), step)

@@ -47,6 +47,16 @@ def test_experts_elsewhere_add_nothing(tokens: int, make_step: Callable[..., Any
         torch.testing.assert_close(got.double(), step.exact(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_a_slot_without_an_expert_adds_nothing(tokens: int, ranks: int, make_step: Callable[..., Any]) -> None:
+    step = make_step(tokens, 32, ranks=ranks)
+    step.ids[0, 1] = -1
+    got = moe.fused_experts(*step.args, "silu", step.expert_map, tiles=(SMALL, SMALL))
+    step.weights[0, 1], step.ids[0, 1] = 0.0, 0
+    torch.testing.assert_close(got.double(), step.exact(), rtol=0, atol=2e-6)
+
+
 def test_8_bit_floats_are_those_of_the_definition(make_step: Callable[..., Any]) -> None:
     from opdock.nn.moe.native import fused_experts
 

@@ -56,6 +56,21 @@ def test_a_rank_that_no_token_asks_for_adds_zeros(call: Callable[..., Any], make
     assert torch.equal(call(*step.args, "silu", step.expert_map), torch.zeros(5, 48))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("call", [fused_experts, grouped_experts])
+def test_a_slot_without_an_expert_adds_nothing(
+    call: Callable[..., Any], ranks: int, make_step: Callable[..., Any]
+) -> None:
+    step = make_step(7, ranks=ranks)
+    step.ids[2, 1] = step.ids[6] = -1
+    step.weights[step.ids < 0] = float("nan")
+    got = call(*step.args, "silu", step.expert_map)
+    kept = step.weights.nan_to_num(0.0)
+    step.ids[step.ids < 0], step.weights = 0, kept
+    torch.testing.assert_close(got.double(), step.exact(), rtol=0, atol=2e-6)
+    assert torch.equal(got[6], torch.zeros(48))
+
+
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("call", [fused_experts, grouped_experts])
 def test_the_gates_activation_is_the_one_named(

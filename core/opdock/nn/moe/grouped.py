@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opdock.nn.moe.native import ACTIVATIONS
+from opdock.nn.moe.native import ACTIVATIONS, local_ids
 
 
 def grouped_experts(
@@ -24,7 +24,7 @@ def grouped_experts(
     experts, top_k, inner = w13.shape[0], ids.shape[1], w2.shape[2]
     if not x.shape[0]:
         return torch.empty_like(x)
-    local = ids if expert_map is None else expert_map[ids.long()]
+    local = local_ids(ids, expert_map)
     local = torch.where((local >= 0) & (local < experts), local, experts).view(-1)
     ordered, order = local.sort(stable=True)
     ends = torch.searchsorted(ordered, torch.arange(experts, device=x.device, dtype=ordered.dtype), right=True)
@@ -33,8 +33,7 @@ def grouped_experts(
     between = ACTIVATIONS[activation](made[:, :inner]) * made[:, inner:]
     made = torch._grouped_mm(between, w2.transpose(1, 2), offs=ends)
     made = made.float() * weights.reshape(-1)[order].float()[:, None]
-    if expert_map is not None:  # what was not computed may be anything, NaN too
-        made = torch.where((ordered < experts)[:, None], made, 0.0)
+    made = torch.where((ordered < experts)[:, None], made, 0.0)  # what was not computed may be anything, NaN too
     parts = torch.empty_like(made)
     parts[order] = made
     return parts.view(-1, top_k, x.shape[1]).sum(dim=1).to(x.dtype)

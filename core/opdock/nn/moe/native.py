@@ -34,7 +34,7 @@ def fused_experts(
 
     y[t] = sum over slots s of weights[t, s] * w2[e] @ (act(gate) * up), e = ids[t, s], gate and up the halves of
     w13[e] @ x[t]; all in float32 at least, the rows between the two products rounded to x's dtype, the sum rounded
-    once. Slots whose expert lies elsewhere add nothing.
+    once. Slots whose expert lies elsewhere, or is -1, add nothing.
 
     Args:
         x: (tokens, hidden), floating.
@@ -51,7 +51,7 @@ def fused_experts(
     Returns: (tokens, hidden), x's dtype.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    local = ids if expert_map is None else expert_map[ids.long()]
+    local = local_ids(ids, expert_map)
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
     act, inner = ACTIVATIONS[activation], w2.shape[2]
     given = _rounded(x, w13.dtype, wide) if w13_scale is not None else x.to(wide)
@@ -69,6 +69,13 @@ def fused_experts(
             rows = _rounded(between, w2.dtype, wide) if w2_scale is not None else between.to(wide)
             out.index_add_(0, t, F.linear(rows, second) * weights[t, s, None].to(wide))
     return out.to(x.dtype)
+
+
+def local_ids(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:
+    """Return the local numbers of experts, -1 for those elsewhere and for -1."""
+    if expert_map is None:
+        return ids
+    return torch.where(ids >= 0, expert_map[ids.clamp(min=0).long()].to(ids.dtype), -1)
 
 
 def _matrix(w: torch.Tensor, scale: torch.Tensor | None, expert: int, wide: torch.dtype) -> torch.Tensor:

@@ -149,15 +149,16 @@ def grouped_gemm(
 
 @triton.jit(do_not_specialize=["per_token"])
 def sum_places(part_ptr, out_ptr, ids_ptr, map_ptr, hidden, per_token, BLOCK: tl.constexpr):
-    """Add the places of a token, in their order, in float32; those of experts elsewhere were not written."""
+    """Add the places of a token, in their order, in float32; those of no expert here were not written."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < hidden
     total = tl.zeros((BLOCK,), tl.float32)
     for slot in range(per_token):
         place = token * per_token + slot
-        here = inside
+        expert = tl.load(ids_ptr + place)
         if map_ptr is not None:
-            here = inside & (tl.load(map_ptr + tl.load(ids_ptr + place)) >= 0)
+            expert = tl.load(map_ptr + expert, mask=expert >= 0, other=-1)
+        here = inside & (expert >= 0)
         total += tl.load(part_ptr + place * hidden + columns, mask=here, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * hidden + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
