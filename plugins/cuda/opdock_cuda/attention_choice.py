@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from opdock.platforms.interface import DeviceCapability
+from typing import Any
 
 NAME = "CUDA_ATTN"
 PATH = "opdock_cuda.attention:CudaAttentionBackend"
@@ -18,18 +15,19 @@ def register() -> None:
     register_backend(NAME, PATH)
 
 
-def choose(selected: str | None, config: Any, capability: DeviceCapability | None) -> str:
+def choose(selected: str | None, config: Any) -> str:
     """Return its path, or "" to leave the choice to the host.
 
     Args:
         selected: the name that was asked for, None for none.
-        config: what is needed.
-        capability: of the device.
+        config: what is needed; None: nothing in particular.
     """
     if selected not in (None, NAME):
         return ""
     from opdock_cuda.attention import CudaAttentionBackend as Backend
 
-    if selected is None and (Backend.why_not_here("cuda") or Backend.validate_configuration(config, capability)):
+    if selected == NAME:
+        return PATH  # the host says what does not fit
+    if Backend.why_not_here("cuda") or (config is not None and Backend.validate_configuration(config)):
         return ""
     return PATH

@@ -25,21 +25,21 @@ gpu = [
 
 
 def test_another_backend_that_is_asked_for_is_left_to_the_host() -> None:
-    assert attention_choice.choose("SDPA", PLAIN, None) == ""
+    assert attention_choice.choose("SDPA", PLAIN) == ""
 
 
 def test_asked_for_by_name_it_is_given_and_the_host_says_what_does_not_fit() -> None:
-    assert attention_choice.choose("CUDA_ATTN", PLAIN._replace(head_size=8), None) == attention_choice.PATH
+    assert attention_choice.choose("CUDA_ATTN", PLAIN._replace(head_size=8)) == attention_choice.PATH
 
 
 def test_it_is_left_out_where_it_does_not_fit() -> None:
-    assert attention_choice.choose(None, PLAIN._replace(head_size=8), None) == ""
-    assert attention_choice.choose(None, PLAIN._replace(block_size=8), None) == ""
+    assert attention_choice.choose(None, PLAIN._replace(head_size=8)) == ""
+    assert attention_choice.choose(None, PLAIN._replace(block_size=8)) == ""
 
 
 @pytest.mark.skipif(bool(triton.why_not()), reason=f"needs Triton: {triton.why_not()}")
 def test_it_is_taken_where_triton_is_there() -> None:
-    assert attention_choice.choose(None, PLAIN, None) == attention_choice.PATH
+    assert attention_choice.choose(None, PLAIN) == attention_choice.PATH
 
 
 def test_long_prompts_without_a_prefix_are_found_by_their_rows() -> None:
