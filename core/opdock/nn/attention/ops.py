@@ -72,7 +72,9 @@ def _define() -> None:
         f"{cache}, Tensor? output_scale=None, Tensor? output_block_scale=None, bool update_cache=True) -> ()",
     }
     for name, schema in schemas.items():
-        _library.define(name + schema, tags=(torch.Tag.needs_fixed_stride_order,))
+        # What a step reads of its metadata is no input of the graph: a graph of Inductor's own must leave the op out.
+        tags = (torch.Tag.needs_fixed_stride_order, torch.Tag.cudagraph_unsafe)
+        _library.define(name + schema, tags=tags)
         _library.impl(name, globals()[name], "CompositeExplicitAutograd")
         _library._register_fake(name, lambda *_, **__: None)
 
