@@ -87,7 +87,8 @@ class AscendAttentionImpl(AttentionImpl):
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata
     ) -> None:
         """Write the step's keys and values to their slots; padding behind the tokens is left out."""
-        # Where lengths are on the host, so is the end of the tokens. A slot below 0 among them the operator skips.
+        # Where lengths are on the host, so is the end of the tokens: the operator gets no padding. That it skips slots
+        # below 0 is how it is used elsewhere, and not documented.
         count = metadata.num_tokens if metadata.query_lens is None else sum(metadata.query_lens)
         slots = metadata.slot_mapping[:count].to(torch.int32)
         if count:

@@ -147,3 +147,21 @@ def test_a_configuration_that_no_operator_takes_is_left_to_the_host_and_refused_
         assert get_attn_backend(head_size, dtype, "auto", block_size=block_size).get_name() != "ASCEND"
         with pytest.raises(UnsupportedError, match=reason):
             get_attn_backend(head_size, dtype, "auto", block_size=block_size, backend="ASCEND")
+
+
+@pytest.mark.usefixtures("activated")
+def test_on_the_kits_grid_every_case_that_is_taken_agrees_with_float64_and_the_rest_is_refused() -> None:
+    """Permuted blocks, NaN in slots that were not written, padding, requests that are not there."""
+    from opdock.testing.attention_cases import cases, judge
+
+    taken = 0
+    for dtype in (torch.float16, torch.bfloat16):
+        for case in cases(block_size=BLOCK):
+            plain = not (case.window or case.soft_cap or case.alibi or case.sinks or case.kv_dtype)
+            if not plain:
+                with pytest.raises(UnsupportedError, match="not supported"):
+                    judge(case, "ASCEND", dtype=dtype, device="npu")
+                continue
+            assert not judge(case, "ASCEND", dtype=dtype, device="npu"), f"{case}, {dtype}"
+            taken += 1
+    assert taken > 20

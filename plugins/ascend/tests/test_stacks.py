@@ -118,3 +118,28 @@ def test_one_privateuse1_device_fits_into_a_process_and_the_error_names_the_othe
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ)
     assert "another package has made PrivateUse1 its device 'other', and a process has room for one" in done.stderr
     assert "already been set" not in done.stderr
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_two_privateuse1_plugins_that_are_both_active_give_opdocks_error_and_not_torchs(tmp_path: Path) -> None:
+    (tmp_path / "opdock_other.py").write_text("def register():\n    return 'opdock_other:P'\n", encoding="utf-8")
+    info = tmp_path / "opdock_other-1.0.dist-info"
+    info.mkdir()
+    metadata = "Metadata-Version: 2.1\nName: opdock-other\nVersion: 1.0\nRequires-Dist: opdock>=0.1\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    entry = "[vllm.platform_plugins]\nopdock_other = opdock_other:register\n"
+    (info / "entry_points.txt").write_text(entry, encoding="utf-8")
+    (info / "RECORD").write_text("opdock_other.py,,\n", encoding="utf-8")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"]))}
+    command = [sys.executable, "-c", "import opdock; opdock.current_platform.device_name"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert "PlatformConflictError" in done.stderr
+    assert "opdock_ascend" in done.stderr and "opdock_other" in done.stderr
+    assert "register_privateuse1_backend" not in done.stderr
+    forced = subprocess.run(
+        [*command[:2], "import opdock; print(opdock.current_platform.device_name)"],
+        capture_output=True,
+        text=True,
+        env=environ | {"OPDOCK_PLATFORM": "ascend"},
+    )
+    assert forced.stdout.splitlines()[-1] == "npu", forced.stderr

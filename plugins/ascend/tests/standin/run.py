@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
     """Build, run, and return the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, str(HERE / "build.py"), folder], check=True)
-        command = ["-m", "pytest", *(arguments or [str(HERE.parent)])]
+        named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
+        command = ["-m", "pytest", *arguments, *([] if named else [str(HERE.parent)])]
         return subprocess.run([sys.executable, *command], env=environment(Path(folder))).returncode
 
 
