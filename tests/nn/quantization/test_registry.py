@@ -14,6 +14,7 @@ import opdock
 from opdock import context
 from opdock.errors import ConfigError, DuplicateError, RegistrationError, UnknownNameError, UnsupportedError
 from opdock.nn.layers import MergedColumnParallelLinear, ReplicatedLinear
+from opdock.nn.models import quantised
 from opdock.nn.models.quantised import check_act_dtype, ready
 from opdock.nn.quantization import (
     LinearMethodBase,
@@ -188,6 +189,29 @@ def test_a_third_partys_weights_are_made_ready_once_and_can_be_loaded_again() ->
         places.add(layer.weight.data_ptr())
         torch.testing.assert_close(layer.weight.data, torch.cat((first, second)))
     assert len(places) == 1
+
+
+def test_a_platform_registers_its_methods_before_one_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; a hook that raises is asked again, and leaves nothing."""
+    calls = []
+
+    def hook(cls: type, parser: object = None) -> None:
+        calls.append(parser)
+        register_quantization_config("halves")(Halves)
+        if len(calls) == 1:
+            raise RuntimeError("not yet")
+
+    with opdock.set_current_config():
+        monkeypatch.setattr(type(context.platform()), "pre_register_and_update", classmethod(hook))
+        quantised._registered.clear()
+        with pytest.raises(RuntimeError, match="not yet"):
+            quantised.let_platform_register()
+        assert "halves" not in quantization_methods()
+        quantised.let_platform_register()
+        quantised.let_platform_register()
+        assert "halves" in quantization_methods()
+    assert len(calls) == 2
+    quantised._registered.clear()
 
 
 def test_a_method_says_whether_it_has_an_embedding() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opdock import context
+from opdock import context, journal
 from opdock.errors import CheckpointError, OpdockError, UnsupportedError
 from opdock.nn.layers.linear import LinearBase
 from opdock.nn.models.checkpoint import Target
@@ -45,6 +46,7 @@ def read_quant_config(raw: Mapping[str, Any], folder: Path, wanted: str | None =
     found = raw.get("quantization_config") or raw.get("compression_config") or _beside(folder)
     if found is None:
         return None
+    let_platform_register()
     source = str(folder / "config.json")
     if not isinstance(found, dict):
         raise CheckpointError("quantization_config is no JSON object.", who=source)
@@ -81,6 +83,22 @@ def ready(config: QuantizationConfig) -> QuantizationConfig:
             remedy="use an unquantised checkpoint, or another device.",
         )
     return config
+
+
+def let_platform_register() -> None:
+    """Call the platform's ``pre_register_and_update``, once for each platform, before a method is looked up.
+
+    What it registers is taken back if it raises.
+    """
+    cls = type(context.platform())
+    if cls in _registered:
+        return
+    with journal.transaction():
+        cls.pre_register_and_update()
+    _registered.add(cls)
+
+
+_registered: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def check_act_dtype(config: QuantizationConfig, dtype: torch.dtype) -> None:

@@ -15,7 +15,13 @@ from opdock.nn.kernels.triton import interpreted
 from opdock.nn.kernels.triton.gemm_int4 import int4_linear as int4_kernel
 from opdock.nn.kernels.triton.launch import launch
 from opdock.nn.kernels.triton.linear_scaled import scaled_linear as scaled_kernel
-from opdock.nn.kernels.triton.linear_tuning import Tiles, int4_tiles, scaled_tiles
+from opdock.nn.kernels.triton.linear_tuning import (
+    INVARIANT_INT4,
+    INVARIANT_SCALED,
+    Tiles,
+    int4_tiles,
+    scaled_tiles,
+)
 
 MOST_ROWS_INT4 = 64
 """Beyond these, a dense weight and torch's product are faster."""
@@ -58,20 +64,36 @@ def unpack_words(packed: Tensor, scale: Tensor, shift: Tensor | None, words: int
 
 
 def int4_linear(
-    x: Tensor, packed: Tensor, scale: Tensor, shift: Tensor | None, bias: Tensor | None, words: int
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    bias: Tensor | None,
+    words: int,
+    *,
+    invariant: bool = False,
 ) -> Tensor:
     """Return x @ weight.T + bias for 4-bit weights, (code - 8) * scale + shift.
 
     Shapes: x (rows, inputs); packed int16 (outputs, inputs / 4), see ``pack_words``; scale (groups, outputs) like x;
         shift (groups, outputs) float32 or None; bias (outputs,) or None; returns (rows, outputs).
     Dtypes: x float16 or bfloat16.
+    Args: words, how far the codes of a word lie apart; invariant, whether the bits of a row must not depend on the
+        rows beside it, which costs speed.
     """
-    found: Tensor = torch.ops.opdock.int4_linear(x, packed, scale, shift, bias, words)
+    found: Tensor = torch.ops.opdock.int4_linear(x, packed, scale, shift, bias, words, invariant)
     return found
 
 
 def scaled_linear(
-    x: Tensor, weight: Tensor, x_scale: Tensor, scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    *,
+    invariant: bool = False,
 ) -> Tensor:
     """Return (x * x_scale) @ (weight * scale).T + bias for 8-bit x and weight.
 
@@ -79,23 +101,30 @@ def scaled_linear(
         (rows, inputs / 128); scale (1,), (outputs,), or for blocks (outputs / 128, inputs / 128), rounded up; bias
         (outputs,) or None; returns (rows, outputs) of ``out_dtype``.
     Dtypes: x and weight both int8 or both float8_e4m3fn; scales float32.
+    Args: invariant, whether the bits of a row must not depend on the rows beside it, which costs speed.
     """
-    found: Tensor = torch.ops.opdock.scaled_linear(x, weight, x_scale, scale, bias, out_dtype)
+    found: Tensor = torch.ops.opdock.scaled_linear(x, weight, x_scale, scale, bias, out_dtype, invariant)
     return found
 
 
 def _int4_linear(
-    x: Tensor, packed: Tensor, scale: Tensor, shift: Tensor | None, bias: Tensor | None, words: int
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    bias: Tensor | None,
+    words: int,
+    invariant: bool,  # noqa: FBT001 - a parameter of a torch op
 ) -> Tensor:
     rows, inputs = x.shape
     outputs = packed.shape[0]
-    if rows > MOST_ROWS_INT4 and not interpreted():
+    if rows > MOST_ROWS_INT4 and not invariant and not interpreted():
         return torch.nn.functional.linear(x, unpack_words(packed, scale, shift, words), bias)
     out = x.new_empty(rows, outputs)
     if not rows:
         return out
     group = inputs // scale.shape[0]
-    tiles = int4_tiles(rows, outputs, inputs, words)
+    tiles = INVARIANT_INT4 if invariant else int4_tiles(rows, outputs, inputs, words)
     grid = (triton.cdiv(outputs, tiles.block_n), triton.cdiv(rows, tiles.block_m))
     parts, locks = _workspace(x, tiles, grid)
     launch(
@@ -116,7 +145,13 @@ def _int4_linear(
 
 
 def _scaled_linear(
-    x: Tensor, weight: Tensor, x_scale: Tensor, scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    invariant: bool,  # noqa: FBT001 - a parameter of a torch op
 ) -> Tensor:
     rows, inputs = x.shape
     outputs = weight.shape[0]
@@ -124,7 +159,8 @@ def _scaled_linear(
     out = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
     if not rows:
         return out
-    tiles = scaled_tiles(rows, outputs, inputs)
+    one_scale = x_scale.numel() == scale.numel() == 1
+    tiles = INVARIANT_SCALED if invariant else scaled_tiles(rows, outputs, inputs, one_scale=one_scale)
     if tiles is None and not blocked and not interpreted():
         return _by_torch(x, weight, x_scale, scale, bias, out_dtype)
     tiles = tiles or Tiles(128, 128, 128, 1, 3, 8)
@@ -141,7 +177,7 @@ def _scaled_linear(
         BLOCKED=blocked,
         INTEGER=integer,
         EVEN=inputs % tiles.block_k == 0,
-        IMPRECISE=128,
+        IMPRECISE=128 if blocked else tiles.block_k,
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n,
         BLOCK_K=128 if blocked else tiles.block_k,
@@ -168,18 +204,19 @@ def _by_torch(
 
 def _define() -> None:
     _library.define(
-        "int4_linear(Tensor x, Tensor packed, Tensor scale, Tensor? shift, Tensor? bias, int words) -> Tensor"
+        "int4_linear(Tensor x, Tensor packed, Tensor scale, Tensor? shift, Tensor? bias, int words, "
+        "bool invariant) -> Tensor"
     )
     _library.define(
-        "scaled_linear(Tensor x, Tensor weight, Tensor x_scale, Tensor scale, Tensor? bias, ScalarType out_dtype) "
-        "-> Tensor"
+        "scaled_linear(Tensor x, Tensor weight, Tensor x_scale, Tensor scale, Tensor? bias, ScalarType out_dtype, "
+        "bool invariant) -> Tensor"
     )
     for name, call in (("int4_linear", _int4_linear), ("scaled_linear", _scaled_linear)):
         for key in ("CUDA", "CPU") if interpreted() else ("CUDA",):
             _library.impl(name, call, key)
     _library._register_fake("int4_linear", lambda x, packed, *_: x.new_empty(x.shape[0], packed.shape[0]))
     _library._register_fake(
-        "scaled_linear", lambda x, weight, *rest: x.new_empty(x.shape[0], weight.shape[0], dtype=rest[-1])
+        "scaled_linear", lambda x, weight, *rest: x.new_empty(x.shape[0], weight.shape[0], dtype=rest[-2])
     )
 
 

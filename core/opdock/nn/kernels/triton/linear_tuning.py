@@ -25,25 +25,47 @@ class Tiles(NamedTuple):
     num_warps: int
 
 
+MULTIPROCESSORS = 132
+"""Of the GPU that the figures were measured on."""
+
+
 def int4_tiles(rows: int, outputs: int, inputs: int, words: int) -> Tiles:
     """Return the tiles of a product with 4-bit weights, for any number of rows."""
-    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    split = _split(outputs, 64, inputs // (4 * words))
-    return Tiles(block_m, 64, 0, split, 3, 4)
+    block_m = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
+    places = -(-outputs // 64)
+    split = 1 if places >= MULTIPROCESSORS else _split(places, inputs // (4 * words))
+    stages = 3 if split == 1 and block_m <= 16 else 2
+    return Tiles(block_m, 64, 0, split, stages, 4)
 
 
-def scaled_tiles(rows: int, outputs: int, inputs: int) -> Tiles | None:
-    """Return the tiles of a product with 8-bit weights; None where torch's product is faster."""
-    if rows > 64:
+def scaled_tiles(rows: int, outputs: int, inputs: int, *, one_scale: bool) -> Tiles | None:
+    """Return the tiles of a product with 8-bit weights; None where torch's product is faster.
+
+    Args:
+        rows: of x.
+        outputs: of the weight.
+        inputs: of both.
+        one_scale: whether x and the weight have one scale each, for which torch's product has a fast path.
+    """
+    places = -(-outputs // 64)
+    many = places >= MULTIPROCESSORS
+    if rows > 64 or (one_scale and not many):
         return None
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    return Tiles(block_m, 64, 128, _split(outputs, 64, inputs // 128), 4, 4)
+    if inputs < 512:
+        return Tiles(block_m, 64, 128, 1, 3, 4)
+    if many:
+        return Tiles(block_m, 64, 256, 1, 3, 4) if rows <= 32 else Tiles(block_m, 64, 128, 1, 5, 4)
+    return Tiles(block_m, 64, 256, 2, 5, 4)
 
 
-def _split(outputs: int, block_n: int, steps: int) -> int:
-    """Return how many programs share a place, so that there are about two for each of 132 multiprocessors."""
-    places = -(-outputs // block_n)
+INVARIANT_INT4, INVARIANT_SCALED = Tiles(16, 64, 0, 1, 2, 4), Tiles(16, 64, 128, 1, 4, 4)
+"""The tiles for any number of rows where a row's bits must not depend on the rows beside it."""
+
+
+def _split(places: int, steps: int) -> int:
+    """Return how many programs share a place, so that there are about two for each multiprocessor."""
     split = 1
-    while split < 8 and places * split < 200 and steps // (split * 2) >= 2:
+    while split < 4 and places * split < MULTIPROCESSORS * 1.5 and steps // (split * 2) >= 2:
         split *= 2
     return split

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from opdock import env
 from opdock.nn.quantization.spec import LinearSpec
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ class LinearKernel(ABC):
     """The name that a user forces it by."""
 
     def __init__(self, spec: LinearSpec) -> None:
-        """Keep the facts of the layer."""
+        """Keep the facts of the layer, and whether a row's bits must not depend on the rows beside it."""
         self.spec = spec
+        self.invariant = env.batch_invariant()
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str]:

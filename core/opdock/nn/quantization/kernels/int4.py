@@ -68,7 +68,8 @@ class TritonInt4Linear(LinearKernel):
         spec, order = self.spec, held_or_none(layer, "input_order")
         x = dense(x) if order is None else x[:, order]
         packed, scale, shift = self._weight(layer)
-        return kernels.int4_linear(x, packed, scale, shift, bias, words_of(spec.group_size, spec.inputs))
+        words = words_of(spec.group_size, spec.inputs)
+        return kernels.int4_linear(x, packed, scale, shift, bias, words, invariant=self.invariant)
 
     def _weight(self, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         return held(layer, "weight_codes"), held(layer, "weight_scale"), held_or_none(layer, "weight_shift")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from opdock import context
+from opdock import context, env
 from opdock.nn.kernels import triton as kernels
 from opdock.nn.quantization.kernels.native import NativeScaledLinear
 from opdock.nn.quantization.kernels.rows import dense, quantise_input
@@ -35,6 +35,8 @@ class TorchScaledLinear(NativeScaledLinear):
             return False, f"{spec.inputs} x {spec.outputs}: not multiples of 16"
         if spec.act_dtype not in (torch.bfloat16, torch.float16):
             return False, f"{spec.act_dtype} results"
+        if env.batch_invariant():
+            return False, "its bits may depend on the number of rows"
         return True, ""
 
     def apply_weights(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -86,7 +88,7 @@ class TritonScaledLinear(NativeScaledLinear):
         """Return y."""
         q, scale = quantise_input(self.spec, layer, x)
         weight, weight_scale = held(layer, "weight"), held(layer, "weight_scale")
-        return kernels.scaled_linear(dense(q), weight, scale, weight_scale, bias, x.dtype)
+        return kernels.scaled_linear(dense(q), weight, scale, weight_scale, bias, x.dtype, invariant=self.invariant)
 
 
 def _fp8_products(capability: int | None) -> tuple[bool, str]:
