@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+_PLAIN = ("forward", "forward_native", "native", "contiguous", "sdpa", "torch_grouped")
+"""The methods, and the backends that layers choose, which are torch's own operations."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One kind of call: an op and what serves it, and why."""
@@ -170,7 +174,7 @@ def _layer_call(layer: OpClass, note: str) -> Call:
     config, platform = context.get_current_config().compilation_config, context.platform()
     why = choose_class(target or type(layer), config, platform).reason
     changed = target is not None and _changes(type(layer), target, method)
-    native = not changed and method in ("forward", "forward_native")
+    native = not changed and method.lower() in _PLAIN
     if native and target is None:
         why = why.replace("the in-tree class", "no package replaces it", 1)
     elif native:
