@@ -46,6 +46,10 @@ OTHER_FIXED = Tiles(64, 64, 64, 8, 4, 3)
 """Likewise, on GPUs with less shared memory and without tensor descriptors."""
 
 
+PLAIN = Tiles(16, 64, 32, 4, 4, 2)
+"""For float32, which no matrix unit multiplies exactly: each step of a tile is written out, so tiles are small."""
+
+
 def tiles_for(places: int, experts: int, columns: int, *, gated: bool, modern: bool, fixed: bool = False) -> Tiles:
     """Return the tiles for a step: the best of those tried on an H200 in bfloat16.
 
@@ -137,8 +141,8 @@ def choose_tiles(index: int, w13: Tensor, w2: Tensor, places: int, *, fixed: boo
     ]
     if w13.element_size() == 1:  # as many bytes of each row
         found = [t._replace(depth=2 * t.depth) for t in found]
-    elif w13.element_size() == 4:  # float32 takes twice the memory
-        found = [t._replace(depth=max(16, t.depth // 2)) for t in found]
+    elif w13.element_size() == 4:
+        found = [PLAIN, PLAIN]
     return found[0], found[1]
 
 
