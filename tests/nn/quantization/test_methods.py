@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opdock.errors import CheckpointError, UnsupportedError
-from opdock.nn.layers import MergedColumnParallelLinear, QKVParallelLinear, ReplicatedLinear
+from opdock.nn.layers import MergedColumnParallelLinear, QKVParallelLinear, ReplicatedLinear, RowParallelLinear
 from opdock.nn.quantization import finish_loading, get_quantization_config, linear_backend
 from opdock.nn.quantization.compressed_tensors import CompressedTensorsConfig
 from opdock.nn.quantization.fp8 import Fp8Config
@@ -170,3 +170,18 @@ def test_targets_choose_the_layers_and_the_rest_stays_as_it_is() -> None:
     ):
         layer = ReplicatedLinear(64, 32, quant_config=config, prefix=prefix)
         assert layer.quant_method.rewrites_weights is quantised
+
+
+def test_a_replacement_that_goes_past_the_method_is_refused_with_the_layers_name(taken_back: None) -> None:
+    """It would take codes for a weight; unquantised layers are its own as before."""
+
+    @RowParallelLinear.register_oot
+    class Vendor(RowParallelLinear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight.t()  # type: ignore[operator, union-attr]
+
+    assert type(RowParallelLinear(8, 4)) is Vendor
+    with pytest.raises(UnsupportedError, match=r"Vendor[\s\S]*'model.down_proj'[\s\S]*-row_parallel_linear"):
+        RowParallelLinear(8, 4, quant_config=Fp8Config(), prefix="model.down_proj")
+    Vendor.applies_quant_method = True
+    assert type(RowParallelLinear(8, 4, quant_config=Fp8Config(), prefix="model.down_proj")) is Vendor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from opdock.errors import CheckpointError, ConfigError
+from opdock.errors import CheckpointError, ConfigError, UnsupportedError
 from opdock.nn.quantization.parameters import part_of, whole_of
 from opdock.registry import PluggableLayer
 
@@ -37,8 +37,14 @@ class LinearBase(PluggableLayer):
         prefix: the layer's path in its model.
         return_bias: return (y, bias to add or None); False returns y alone.
 
+    A class that replaces one of these and has a ``forward`` of its own calls ``self.quant_method.apply`` there, or sets
+    ``applies_quant_method`` if it does so elsewhere; otherwise it serves unquantised layers only.
+
     Raises: UnsupportedError or ConfigError naming the layer if ``quant_config`` does not fit it.
     """
+
+    applies_quant_method = False
+    """Whether a ``forward`` that does not name ``quant_method`` takes its weight from it all the same."""
 
     def __init__(
         self,
@@ -65,8 +71,16 @@ class LinearBase(PluggableLayer):
         self.output_partition_sizes: list[int] = list(getattr(self, "output_sizes", [output_size]))
         self.quant_config = quant_config
         self.quant_method = resolve_linear_method(quant_config, self, prefix)
+        if self.quant_method.rewrites_weights and not self._applies_quant_method():
+            raise _past_the_method(self)
         self.quant_method.create_weights(self, **self.weight_arguments())
         self.register_parameter("bias", _bias(output_size, self.params_dtype) if bias else None)
+
+    def _applies_quant_method(self) -> bool:
+        """Return whether ``forward`` asks the method for the product, as far as its code shows."""
+        forward = type(self).forward
+        code = getattr(forward, "__code__", None)
+        return self.applies_quant_method or code is None or not {"quant_method", "super"}.isdisjoint(code.co_names)
 
     def weight_arguments(self) -> dict[str, Any]:
         """Return what ``create_weights`` is called with, now and before weights are loaded again."""
@@ -104,6 +118,16 @@ class LinearBase(PluggableLayer):
     def extra_repr(self) -> str:
         """Return what repr shows."""
         return f"input_size={self.input_size}, output_size={self.output_size}, bias={self.bias is not None}"
+
+
+def _past_the_method(layer: LinearBase) -> UnsupportedError:
+    cls = type(layer)
+    return UnsupportedError(
+        f"{cls.__qualname__} cannot serve the quantised layer {layer.prefix!r}.",
+        who=f"{cls.__module__}.{cls.__qualname__}, method {type(layer.quant_method).__name__}",
+        why="Its forward never calls self.quant_method.apply, and would take quantised numbers for a weight.",
+        remedy=f"call self.quant_method.apply(self, x, bias) there, or build the in-tree class: -{layer.name}.",
+    )
 
 
 def _bias(size: int, dtype: torch.dtype | None) -> nn.Parameter:
