@@ -107,29 +107,38 @@ def attend_tiles(
 
 @triton.jit
 def merge_splits(
-    out_ptr, partial_ptr, lse_ptr, splits,
-    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, ROWS: tl.constexpr,
-    row_inside, columns, out_offsets, row_offset,
+    out_ptr, partial_ptr, lse_ptr, splits, active, first_row, head, heads_end, out_at, out_head_stride,
+    GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of ROWS rows, in the order of the splits, and store the sum."""
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
-    for split in range(splits):
-        at = row_offset + split
-        lse = tl.load(lse_ptr + at, mask=row_inside, other=float("-inf"))
-        new_top = tl.maximum(top, lse)
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink, grow = tl.exp2(top - base), tl.exp2(lse - base)
-        part = tl.load(
-            partial_ptr + at.to(tl.int64)[:, None] * HEAD_PAD + columns[None, :], mask=row_inside[:, None], other=0.0
+    """Merge the parts of some heads of one token, in the order of the splits, and store the sums.
+
+    CHUNK parts at a time: each step waits for memory once.
+    """
+    heads = head + tl.arange(0, GROUP_PAD)
+    inside = heads < heads_end
+    columns = tl.arange(0, HEAD_PAD)
+    top = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_PAD,), tl.float32)
+    acc = tl.zeros((GROUP_PAD, HEAD_PAD), tl.float32)
+    for chunk in range(0, active, CHUNK):
+        split = chunk + tl.arange(0, CHUNK)
+        at = (first_row + heads)[:, None] * splits + split[None, :]
+        there = inside[:, None] & (split < active)[None, :]
+        lse = tl.load(lse_ptr + at, mask=there, other=float("-inf"))
+        parts = tl.load(
+            partial_ptr + at.to(tl.int64)[:, :, None] * HEAD_PAD + columns[None, None, :],
+            mask=there[:, :, None],
+            other=0.0,
         )
-        acc = acc * shrink[:, None] + part * grow[:, None]
-        total = total * shrink + grow
+        new_top = tl.maximum(top, tl.max(lse, 1))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink, weights = tl.exp2(top - base), tl.exp2(lse - base[:, None])
+        acc = acc * shrink[:, None] + tl.sum(parts * weights[:, :, None], 1)
+        total = total * shrink + tl.sum(weights, 1)
         top = new_top
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    inside = row_inside[:, None] & (columns < HEAD)[None, :]
-    tl.store(out_ptr + out_offsets[:, None] + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
+    pointers = out_ptr + out_at + heads.to(tl.int64)[:, None] * out_head_stride + columns[None, :]
+    tl.store(pointers, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & (columns < HEAD)[None, :])
 
 
 @triton.jit(do_not_specialize=["requests", "rows", "splits", "elsewhere", "table_stride"])
@@ -143,6 +152,7 @@ def attend_paged(
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SPAN: tl.constexpr,
     SINGLE: tl.constexpr, SKIP_SINGLE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr, MERGE: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Attend BLOCK_Q tokens of one request, for the heads of one key head, to one split of its positions.
 
@@ -262,8 +272,8 @@ def attend_paged(
             if ended == active - 1:
                 tl.debug_barrier()
                 merge_splits(
-                    out_ptr, partial_ptr, lse_ptr, active, HEAD, HEAD_PAD, BLOCK_M,
-                    row_inside, columns, out_offsets, row_offset,
+                    out_ptr, partial_ptr, lse_ptr, splits, active, request * (tl.num_programs(0) * GROUP), heads,
+                    heads + GROUP, start.to(tl.int64) * out_stride, out_head_stride, GROUP_PAD, HEAD, HEAD_PAD, CHUNK,
                 )  # fmt: skip
                 tl.store(place, 0)
 
@@ -288,26 +298,7 @@ def merge_rows(
     else:
         active = tl.cdiv(length - begin, tl.maximum(tl.cdiv(tl.cdiv(length - begin, splits), TILE) * TILE, TILE))
     active = tl.maximum(active, 1)
-    columns = tl.arange(0, HEAD_PAD)
-    top = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    acc = tl.zeros((HEAD_PAD,), tl.float32)
-    base_row = (request * heads + head) * splits
-    for chunk in range(0, active, CHUNK):
-        split = chunk + tl.arange(0, CHUNK)
-        lse = tl.load(lse_ptr + base_row + split, mask=split < active, other=float("-inf"))
-        part = tl.load(
-            partial_ptr + (base_row + split).to(tl.int64)[:, None] * HEAD_PAD + columns[None, :],
-            mask=(split < active)[:, None],
-            other=0.0,
-        )
-        new_top = tl.maximum(top, tl.max(lse, 0))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(lse - base)
-        shrink = tl.exp2(top - base)
-        acc = acc * shrink + tl.sum(part * weight[:, None], 0)
-        total = total * shrink + tl.sum(weight, 0)
-        top = new_top
-    acc = acc / tl.where(total > 0.0, total, 1.0)
-    at = start.to(tl.int64) * out_stride + head * out_head_stride + columns
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=columns < HEAD)
+    merge_splits(
+        out_ptr, partial_ptr, lse_ptr, splits, active, request * heads, head, head + 1, start.to(tl.int64) * out_stride,
+        out_head_stride, 1, HEAD, HEAD_PAD, CHUNK,
+    )  # fmt: skip

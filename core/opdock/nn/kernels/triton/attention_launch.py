@@ -16,8 +16,11 @@ from opdock.nn.attention.impl import AttentionSpec
 from opdock.nn.attention.metadata import AttentionMetadata
 from opdock.nn.kernels.triton.attention import attend_paged, merge_rows
 
-MOST_SPLITS = 64
+MOST_SPLITS = 32
 """The parts of a request that one program merges."""
+
+MERGED_ELEMENTS = 8192
+"""Of the parts that a program holds while it merges."""
 
 TILE_BYTES = 96 * 1024
 """Of shared memory, for tiles in flight."""
@@ -90,8 +93,9 @@ def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, unit
     if spec.batch_invariant:
         splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPAN))
         return Tuning(block_m, tile, 2, stages, splits=splits, span=INVARIANT_SPAN)
-    wanted = (units * 4) // max(1, requests * spec.num_kv_heads)
-    most = triton.cdiv(max_seq_len, tile)
+    # Two programs for each multiprocessor keep enough bytes in flight; more only have more to merge.
+    wanted = (units * 2) // max(1, requests * spec.num_kv_heads)
+    most = triton.cdiv(max_seq_len, 2 * tile)
     splits = max(1, min(wanted, most, MOST_SPLITS))
     return Tuning(block_m, tile, 2, stages, splits=splits)
 
@@ -170,6 +174,8 @@ def paged_attention(
         "ALIBI": alibi_slopes is not None,
         "SINKS": sinks is not None,
         "QUANTISED": key_cache.dtype.itemsize == 1,
+        "GROUP_PAD": triton.next_power_of_2(group),
+        "CHUNK": max(2, min(16, MERGED_ELEMENTS // (triton.next_power_of_2(group) * head_pad))),
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }
     several = metadata.max_query_len > 1
@@ -204,6 +210,6 @@ def paged_attention(
         merge_rows[(spec.num_heads, requests)](
             output, partial, lse, metadata.query_start_loc, metadata.seq_lens, spec.num_heads, t.splits,
             output.stride(0), output.stride(1), HEAD=head, HEAD_PAD=head_pad, TILE=t.tile,
-            SPAN=t.span, WINDOW=spec.sliding_window or 0, CHUNK=min(triton.next_power_of_2(t.splits), 32),
+            SPAN=t.span, WINDOW=spec.sliding_window or 0, CHUNK=32,
             num_warps=4,
         )  # fmt: skip
