@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opdock.errors import CheckpointError
+from opdock.errors import CheckpointError, UnsupportedError
 from opdock.nn.batch import Batch
 from opdock.nn.generation import generate
 
@@ -133,6 +133,16 @@ def test_layers_for_further_tokens_behind_the_last_are_left_out(
     safetensors.save_file(held, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     assert torch.equal(ours(load(tmp_path), PROMPT), ours(load(folder), PROMPT))
+
+
+def test_latent_attention_refuses_batch_invariance_by_the_layers_name(
+    monkeypatch: pytest.MonkeyPatch, config: Any, mixtures: Callable[[str], tuple[Path, Any]], load: Callable[..., Any]
+) -> None:
+    folder, _ = mixtures("deepseek_v3")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(UnsupportedError, match="does not declare batch invariance") as caught:
+        load(folder)
+    assert "model.layers.0.self_attn" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "deepseek_v2_greedy", "deepseek_v3", "deepseek_v3_yarn"])

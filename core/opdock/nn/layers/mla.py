@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from opdock import env
 from opdock.errors import UnsupportedError
 from opdock.nn.attention import Attention, KVCache, LayerCache
 from opdock.nn.layers.layernorm import RMSNorm
@@ -84,6 +85,8 @@ class MultiHeadLatentAttention(PluggableLayer):
         eps: epsilon of the norms.
         quant_config: how the projections hold their weights, kv_b_proj excepted; None: as they are.
         prefix: the layer's path in its model.
+
+    Raises: UnsupportedError, with the layer's name, under ``VLLM_BATCH_INVARIANT=1``.
     """
 
     def __init__(
@@ -99,6 +102,13 @@ class MultiHeadLatentAttention(PluggableLayer):
     ) -> None:
         """Build the layers."""
         super().__init__()
+        if env.batch_invariant():
+            raise UnsupportedError(
+                "Latent attention does not declare batch invariance, which VLLM_BATCH_INVARIANT=1 asks for.",
+                who=f"layer {prefix}",
+                why="Its products over all heads may sum in another order for another number of tokens.",
+                remedy="unset VLLM_BATCH_INVARIANT, or use a model with another attention.",
+            )
         self.num_heads, self.latent, self.prefix = num_heads, latent, prefix
         self.head_dim = latent.nope_dim + latent.rope_dim
         self.scale = self.head_dim**-0.5 * latent.scale_factor
