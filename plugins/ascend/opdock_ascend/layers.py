@@ -22,7 +22,7 @@ class AscendGemmaRMSNorm(GemmaRMSNorm):
     """The operator adds 1 to the weight itself, in float32.
 
     The in-tree layer hands 1 + weight in float32 to the op ``rms_norm``. Beside activations in 16 bits no operator
-    takes that, so each norm of a Gemma would run native: six kernels instead of one, and the sum again in every call.
+    takes that, so each norm of a Gemma would run native: about ten kernels instead of one, in every call.
     """
 
     def forward_oot(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
