@@ -46,7 +46,7 @@ def test_the_4_bit_product_builds(target: tuple[Any, ...], dtype: str, *, shifte
 
     types = {k: v.replace("bf16", dtype) for k, v in INT4.items()} | PARTS | SIZES
     types |= {"shifts_ptr": "*fp32"} if shifted else {}
-    tiles = {"BLOCK_M": 16, "BLOCK_N": 64, "WORDS": 128, "OWN_SCALES": True, "SPLIT": 2, "STAGES": 3}
+    tiles = {"BLOCK_M": 16, "BLOCK_N": 64, "WORDS": 128, "OWN_SCALES": True, "EVEN": True, "SPLIT": 2, "STAGES": 3}
     built = _build(int4_linear, types, tiles | {"FAST": target[0] == "cuda"}, target)
     if target[0] == "cuda":
         assert "wgmma.mma_async" in built.asm["ptx"]

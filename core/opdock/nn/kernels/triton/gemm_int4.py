@@ -78,13 +78,16 @@ def _unpack(words, DTYPE: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _group(scales_ptr, shifts_ptr, g, groups, n, outputs):
-    """Return scale and shift of BLOCK_N outputs in group g, float32; zeros beyond the last group."""
-    inside = (n < outputs) & (g < groups)
-    scale = tl.load(scales_ptr + g * outputs + n, mask=inside, other=0.0).to(tl.float32)
+def _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN: tl.constexpr):
+    """Return scale and shift of BLOCK_N outputs in group g, float32."""
+    at = g * outputs + n
+    if EVEN:
+        scale = tl.load(scales_ptr + at).to(tl.float32)
+    else:
+        scale = tl.load(scales_ptr + at, mask=n < outputs, other=0.0).to(tl.float32)
     shift = scale
     if shifts_ptr is not None:
-        shift = tl.load(shifts_ptr + g * outputs + n, mask=inside, other=0.0).to(tl.float32)
+        shift = tl.load(shifts_ptr + at, mask=n < outputs, other=0.0).to(tl.float32)
     return scale, shift
 
 
@@ -117,6 +120,7 @@ def int4_linear(
     WORDS: tl.constexpr,
     OWN_SCALES: tl.constexpr,
     FAST: tl.constexpr,
+    EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -124,7 +128,8 @@ def int4_linear(
 
     w is (outputs, inputs / 4) 16-bit words. A word holds the codes of inputs that lie WORDS apart, so that one mask
     and one shift give a dense block of weights. OWN_SCALES: each of the four has a group of its own; otherwise all
-    four lie in one group. scales and shifts, (groups, outputs): a weight is (code - 8) * scale + shift.
+    four lie in one group. EVEN: BLOCK_N divides the outputs. scales and shifts, (groups, outputs): a weight is
+    (code - 8) * scale + shift.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -139,31 +144,35 @@ def int4_linear(
     inside = n < outputs
     used = (m < rows)[None, :]
     SHIFTED: tl.constexpr = shifts_ptr is not None
-    groups = inputs // group
     each_group = 1 if OWN_SCALES else group // (4 * WORDS)  # chunks of one group
     # Scales are loaded one step ahead: a load that a product waits for would take longer than the product.
-    g = first * 4 if OWN_SCALES else first // each_group
-    s0, h0 = _group(scales_ptr, shifts_ptr, g, groups, n, outputs)
+    start = tl.minimum(first, chunks - 1)
+    g = start * 4 if OWN_SCALES else start // each_group
+    s0, h0 = _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN)
     s1, h1, s2, h2, s3, h3 = s0, h0, s0, h0, s0, h0
     if OWN_SCALES:
-        s1, h1 = _group(scales_ptr, shifts_ptr, g + 1, groups, n, outputs)
-        s2, h2 = _group(scales_ptr, shifts_ptr, g + 2, groups, n, outputs)
-        s3, h3 = _group(scales_ptr, shifts_ptr, g + 3, groups, n, outputs)
+        s1, h1 = _group(scales_ptr, shifts_ptr, g + 1, n, outputs, EVEN)
+        s2, h2 = _group(scales_ptr, shifts_ptr, g + 2, n, outputs, EVEN)
+        s3, h3 = _group(scales_ptr, shifts_ptr, g + 3, n, outputs, EVEN)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
-        words = tl.load(w_ptrs + c * WORDS, mask=inside[:, None], other=0)
+        if EVEN:
+            words = tl.load(w_ptrs + c * WORDS)
+        else:
+            words = tl.load(w_ptrs + c * WORDS, mask=inside[:, None], other=0)
         x_at = x_ptrs + c * (4 * WORDS)
         x0 = tl.load(x_at, mask=used, other=0.0)
         x1 = tl.load(x_at + WORDS, mask=used, other=0.0)
         x2 = tl.load(x_at + 2 * WORDS, mask=used, other=0.0)
         x3 = tl.load(x_at + 3 * WORDS, mask=used, other=0.0)
-        g = (c + 1) * 4 if OWN_SCALES else (c + 1) // each_group
-        n0, k0 = _group(scales_ptr, shifts_ptr, g, groups, n, outputs)
+        ahead = tl.minimum(c + 1, last - 1)
+        g = ahead * 4 if OWN_SCALES else ahead // each_group
+        n0, k0 = _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN)
         w0, w1, w2, w3 = _unpack(words, DTYPE, FAST)
         if OWN_SCALES:
-            n1, k1 = _group(scales_ptr, shifts_ptr, g + 1, groups, n, outputs)
-            n2, k2 = _group(scales_ptr, shifts_ptr, g + 2, groups, n, outputs)
-            n3, k3 = _group(scales_ptr, shifts_ptr, g + 3, groups, n, outputs)
+            n1, k1 = _group(scales_ptr, shifts_ptr, g + 1, n, outputs, EVEN)
+            n2, k2 = _group(scales_ptr, shifts_ptr, g + 2, n, outputs, EVEN)
+            n3, k3 = _group(scales_ptr, shifts_ptr, g + 3, n, outputs, EVEN)
             acc = _add(acc, tl.dot(w0, x0), x0, s0, h0, SHIFTED)
             acc = _add(acc, tl.dot(w1, x1), x1, s1, h1, SHIFTED)
             acc = _add(acc, tl.dot(w2, x2), x2, s2, h2, SHIFTED)

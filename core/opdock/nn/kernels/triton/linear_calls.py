@@ -138,6 +138,7 @@ def _int4_linear(
         WORDS=words,
         OWN_SCALES=words == group,
         FAST=torch.version.cuda is not None and not interpreted(),
+        EVEN=outputs % tiles.block_n == 0,
         SPLIT=tiles.split,
         STAGES=tiles.stages,
     )
