@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HIDDEN = (1, 46, 80, 769, 2048, 3420, 3584, 4096, 5120, 7168, 16384)
 TOKENS = (0, 1, 2, 7, 255, 256, 257, 8192)
 TRITON_ODD = (769, 4096)
-"""The widths at which Triton is tried in every layout: each layout is a compilation of its own."""
+"""The widths at which Triton is tried in every layout and variant: each of them is a compilation of its own."""
 ORDER = ("cuda", "triton", "native")
 
 
@@ -53,7 +53,8 @@ def one_size(values: Values, tokens: int, layout: str, variant: tuple[bool, floa
     call = Call(values, tokens, layout, variant)
     impls = ir.registry[op.op].impls
     for provider in ORDER[:2]:
-        if provider not in impls or (provider == "triton" and layout != "dense" and hidden not in TRITON_ODD):
+        common = layout == "dense" and variant == op.variants()[0]
+        if provider not in impls or (provider == "triton" and not common and hidden not in TRITON_ODD):
             continue
         arguments = call.arguments()
         if impls[provider].supports_args(*arguments):
