@@ -81,10 +81,8 @@ def _unpack(words, DTYPE: tl.constexpr, FAST: tl.constexpr):
 def _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN: tl.constexpr):
     """Return scale and shift of BLOCK_N outputs in group g, float32."""
     at = g * outputs + n
-    if EVEN:
-        scale = tl.load(scales_ptr + at).to(tl.float32)
-    else:
-        scale = tl.load(scales_ptr + at, mask=n < outputs, other=0.0).to(tl.float32)
+    scale = tl.load(scales_ptr + at) if EVEN else tl.load(scales_ptr + at, mask=n < outputs, other=0.0)
+    scale = scale.to(tl.float32)
     shift = scale
     if shifts_ptr is not None:
         shift = tl.load(shifts_ptr + at, mask=n < outputs, other=0.0).to(tl.float32)
@@ -156,10 +154,7 @@ def int4_linear(
         s3, h3 = _group(scales_ptr, shifts_ptr, g + 3, n, outputs, EVEN)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
-        if EVEN:
-            words = tl.load(w_ptrs + c * WORDS)
-        else:
-            words = tl.load(w_ptrs + c * WORDS, mask=inside[:, None], other=0)
+        words = tl.load(w_ptrs + c * WORDS) if EVEN else tl.load(w_ptrs + c * WORDS, mask=inside[:, None], other=0)
         x_at = x_ptrs + c * (4 * WORDS)
         x0 = tl.load(x_at, mask=used, other=0.0)
         x1 = tl.load(x_at + WORDS, mask=used, other=0.0)
