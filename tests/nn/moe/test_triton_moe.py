@@ -75,7 +75,14 @@ SMALL = {
     "sum_places": Build(
         "moe_gemm",
         "sum_places",
-        {"part_ptr": "*bf16", "out_ptr": "*bf16", "hidden": "i32", "per_token": "i32"},
+        {
+            "part_ptr": "*bf16",
+            "out_ptr": "*bf16",
+            "ids_ptr": "*i32",
+            "map_ptr": "*i32",
+            "hidden": "i32",
+            "per_token": "i32",
+        },
         {"BLOCK": 1024},
     ),
     "route_token": Build(
