@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opdock.platforms.interface import DeviceCapability
 
 NAME = "CUDA_ATTN"
 PATH = "opdock_cuda.attention:CudaAttentionBackend"
@@ -15,12 +20,13 @@ def register() -> None:
     register_backend(NAME, PATH)
 
 
-def choose(selected: str | None, config: Any) -> str:
+def choose(selected: str | None, config: Any, capability: Callable[[], DeviceCapability | None]) -> str:
     """Return its path, or "" to leave the choice to the host.
 
     Args:
         selected: the name that was asked for, None for none.
         config: what is needed; None: nothing in particular.
+        capability: returns that of the device; asked only where it matters.
     """
     if selected not in (None, NAME):
         return ""
@@ -28,6 +34,9 @@ def choose(selected: str | None, config: Any) -> str:
 
     if selected == NAME:
         return PATH  # the host says what does not fit
-    if Backend.why_not_here("cuda") or (config is not None and Backend.validate_configuration(config)):
+    if Backend.why_not_here("cuda"):
         return ""
-    return PATH
+    if config is None:
+        return PATH
+    known = capability() if str(config.kv_cache_dtype).startswith("fp8") else None
+    return "" if Backend.validate_configuration(config, known) else PATH

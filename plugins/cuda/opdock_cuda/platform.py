@@ -139,7 +139,7 @@ class CudaPlatform(Platform):
         """Return the path of ``CUDA_ATTN`` where it fits, or is asked for."""
         from opdock_cuda import attention_choice
 
-        return attention_choice.choose(selected_backend, attn_selector_config)
+        return attention_choice.choose(selected_backend, attn_selector_config, cls.get_device_capability)
 
     @classmethod
     def get_default_ir_op_priority(cls, config: OpdockConfig) -> IrOpPriorityConfig:

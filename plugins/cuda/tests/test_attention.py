@@ -12,11 +12,22 @@ import torch
 from opdock.errors import UnsupportedError
 from opdock.nn.attention import AttentionMetadata, AttentionSelectorConfig, set_forward_context
 from opdock.nn.kernels import triton
+from opdock.platforms.interface import DeviceCapability
 from opdock.testing.attention_cases import AttentionCase, Step, cases, judge
 from opdock_cuda import attention_choice
 from opdock_cuda.attention import LONG, STEP, CudaAttentionBackend, prompts
 
 PLAIN = AttentionSelectorConfig(128, torch.bfloat16, "auto", 16)
+
+
+def _hopper() -> DeviceCapability:
+    return DeviceCapability(9, 0)
+
+
+def _ampere() -> DeviceCapability:
+    return DeviceCapability(8, 0)
+
+
 gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: CUDA finds none"),
@@ -25,21 +36,28 @@ gpu = [
 
 
 def test_another_backend_that_is_asked_for_is_left_to_the_host() -> None:
-    assert attention_choice.choose("SDPA", PLAIN) == ""
+    assert attention_choice.choose("SDPA", PLAIN, _hopper) == ""
 
 
 def test_asked_for_by_name_it_is_given_and_the_host_says_what_does_not_fit() -> None:
-    assert attention_choice.choose("CUDA_ATTN", PLAIN._replace(head_size=8)) == attention_choice.PATH
+    assert attention_choice.choose("CUDA_ATTN", PLAIN._replace(head_size=8), _hopper) == attention_choice.PATH
 
 
 def test_it_is_left_out_where_it_does_not_fit() -> None:
-    assert attention_choice.choose(None, PLAIN._replace(head_size=8)) == ""
-    assert attention_choice.choose(None, PLAIN._replace(block_size=8)) == ""
+    assert attention_choice.choose(None, PLAIN._replace(head_size=8), _hopper) == ""
+    assert attention_choice.choose(None, PLAIN._replace(block_size=8), _hopper) == ""
 
 
 @pytest.mark.skipif(bool(triton.why_not()), reason=f"needs Triton: {triton.why_not()}")
 def test_it_is_taken_where_triton_is_there() -> None:
-    assert attention_choice.choose(None, PLAIN) == attention_choice.PATH
+    assert attention_choice.choose(None, PLAIN, _hopper) == attention_choice.PATH
+
+
+@pytest.mark.skipif(bool(triton.why_not()), reason=f"needs Triton: {triton.why_not()}")
+def test_a_cache_of_e4m3_is_left_to_the_host_where_triton_cannot_read_it() -> None:
+    config = PLAIN._replace(kv_cache_dtype="fp8_e4m3")
+    assert attention_choice.choose(None, config, _hopper) == attention_choice.PATH
+    assert attention_choice.choose(None, config, _ampere) == ""
 
 
 def test_long_prompts_without_a_prefix_are_found_by_their_rows() -> None:

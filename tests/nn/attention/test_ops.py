@@ -11,6 +11,7 @@ from torch import fx
 
 from opdock.errors import ConfigError, OrderError, UnknownNameError, UnsupportedError
 from opdock.nn.attention import get_forward_context, set_forward_context
+from opdock.nn.attention.backends.native import NativeAttentionBackend, NativeImpl
 from opdock.testing.attention_cases import AttentionCase, Step
 
 CASE = AttentionCase((1, 5, 2), (20, 5, 18), padding=1)
@@ -140,3 +141,44 @@ def test_slots_below_zero_write_nothing_anywhere() -> None:
     step.layer.impl.update_cache(k, k, *step.cache.tensors["layer"], replace(step.metadata, slot_mapping=slots))
     changed = (keys.nan_to_num(9.0) != before.nan_to_num(9.0)).any(-1).any(-1).view(-1).nonzero().flatten().tolist()
     assert changed == sorted([int(slots[0]), int(slots[2])])
+
+
+class OwnMemory(NativeImpl):
+    """Has its result in memory of its own where nothing is traced."""
+
+    def prompts_alone(self, query: torch.Tensor, *_: Any) -> torch.Tensor | None:
+        return torch.full_like(query, 3.0)
+
+
+class Apart(NativeAttentionBackend):
+    """Wants the cache to be written by the other op."""
+
+    forward_includes_kv_cache_update = False
+
+
+def test_eager_code_takes_a_result_that_a_kernel_allocated_and_compiled_code_does_not(step: Step) -> None:
+    want, layer = step.run(), step.layer
+    layer._impl = OwnMemory(layer.impl.spec, layer)
+    assert bool((step.run() == 3.0).all())
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    with torch.inference_mode(), set_forward_context(step.metadata, step.cache):
+        assert torch.equal(compiled(step.query, step.key, step.value), want)
+    layer._direct = False  # a platform whose attention is one opaque op
+    assert torch.equal(step.run(), want)
+
+
+def test_a_backend_that_wants_two_ops_gets_two_nodes(step: Step) -> None:
+    want, graphs = step.run(), list[fx.GraphModule]()
+    step.layer.backend = Apart
+
+    def keep(graph: fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.inference_mode(), set_forward_context(step.metadata, step.cache):
+        got = torch.compile(step.layer, backend=keep, fullgraph=True)(step.query, step.key, step.value)
+    assert torch.equal(got, want)
+    names = [str(n.target) for n in graphs[0].graph.nodes if "unified" in str(n.target)]
+    assert names == ["opdock.unified_kv_cache_update", "opdock.unified_attention_with_output"]

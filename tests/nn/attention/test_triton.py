@@ -14,6 +14,7 @@ import torch
 from opdock.nn.attention import AttentionSelectorConfig, AttentionSpec
 from opdock.nn.attention.backends.triton import TritonAttentionBackend
 from opdock.nn.kernels import triton as kernels
+from opdock.platforms.enums import DeviceCapability
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(bool(kernels.why_not()), reason=f"needs Triton: {kernels.why_not()}")
@@ -49,6 +50,10 @@ def test_what_it_takes_needs_no_triton() -> None:
     ):
         assert TritonAttentionBackend.validate_configuration(config._replace(**change)) == [reason]
     assert TritonAttentionBackend.why_not_here("cpu") == "no kernels for cpu tensors"
+    eight = config._replace(kv_cache_dtype="fp8_e4m3")
+    assert TritonAttentionBackend.validate_configuration(eight, DeviceCapability(8, 9)) == []
+    (reason,) = TritonAttentionBackend.validate_configuration(eight, DeviceCapability(8, 0))
+    assert reason.endswith("8.9 on, and this is 8.0")
 
 
 @needs_triton

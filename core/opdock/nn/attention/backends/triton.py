@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from opdock.nn.attention.backend import AttentionBackend, MultipleOf
+from opdock.nn.attention.backend import AttentionBackend, AttentionSelectorConfig, MultipleOf
 from opdock.nn.attention.impl import AttentionImpl, AttentionSpec
 from opdock.nn.attention.metadata import AttentionMetadata
 from opdock.nn.kernels import triton as kernels
 
 if TYPE_CHECKING:
     from opdock.nn.attention.attention import Attention
+    from opdock.platforms.enums import DeviceCapability
 
 
 class TritonImpl(AttentionImpl):
@@ -119,6 +120,17 @@ class TritonAttentionBackend(AttentionBackend):
     @classmethod
     def supports_features(cls, *, alibi: bool, soft_cap: bool) -> str | None:
         """Return None: all."""
+        return None
+
+    @classmethod
+    def supports_combination(
+        cls, config: AttentionSelectorConfig, device_capability: DeviceCapability | None
+    ) -> str | None:
+        """Return why a cache of e4m3 cannot be read, or None."""
+        if config.kv_cache_dtype == "fp8_e4m3" and device_capability is not None and device_capability < (8, 9):
+            return (
+                f"Triton reads no e4m3 on compute capability {device_capability.as_version_str()}, from 8.9 on it does"
+            )
         return None
 
     @classmethod
