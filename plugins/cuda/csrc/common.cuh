@@ -87,7 +87,7 @@ template <typename T> __device__ __forceinline__ Vec<T> load_once(const T* from)
 }
 
 // What is read twice from far away: the first time it is to stay in the L2 cache, the second time it may go. With more
-// rows than the cache holds this is faster than reading once: measured on an H200 as 127 against 133 microseconds.
+// rows than the cache holds this is faster than reading once: 128 against 134 microseconds on an H200, in place.
 template <bool AGAIN, typename T> __device__ __forceinline__ Vec<T> load_twice(const T* from) {
 #if __CUDA_ARCH__ >= 800
   uint64_t policy;
@@ -116,6 +116,11 @@ template <typename T> __device__ __forceinline__ Vec<T> load_often(const T* from
 }
 
 template <typename T> __device__ __forceinline__ void store(T* to, const Vec<T>& v) {
+  __stcg(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&v));
+}
+
+// Better where a result takes the place of what it is made of.
+template <typename T> __device__ __forceinline__ void store_once(T* to, const Vec<T>& v) {
   __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&v));
 }
 

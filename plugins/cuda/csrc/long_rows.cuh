@@ -11,8 +11,14 @@ namespace opdock {
 // Whether a row can be cut into pieces: nothing is joined over it.
 template <bool NORM, Out OUT> constexpr bool kPieces = !NORM && OUT != Out::Token;
 
+// Threads of a block, at most, and blocks of a multiprocessor, at least, so that registers suffice for enough of them: 7
+// vectors are for rows of up to 1,024.
+constexpr int most_threads(int items) { return items == 7 ? 160 : 512; }
+constexpr int least_blocks(int items) { return items == 7 ? 4 : 1; }
+
 template <typename T, typename O, int ITEMS, In IN, bool NORM, Out OUT, bool EXACT, bool AGAIN>
-__global__ void __launch_bounds__(512) long_row_kernel(const __grid_constant__ Given<IN, NORM, OUT, false> args) {
+__global__ void __launch_bounds__(most_threads(ITEMS), least_blocks(ITEMS))
+    long_row_kernel(const __grid_constant__ Given<IN, NORM, OUT, false> args) {
   constexpr bool kTwo = IN != In::Plain;
   constexpr int VEC = 2 * kPairs<T>, SECOND = kTwo ? ITEMS : 1;
   __shared__ alignas(16) float shared[2][32];
