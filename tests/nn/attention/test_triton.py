@@ -53,7 +53,7 @@ def test_what_it_takes_needs_no_triton() -> None:
     eight = config._replace(kv_cache_dtype="fp8_e4m3")
     assert TritonAttentionBackend.validate_configuration(eight, DeviceCapability(8, 9)) == []
     (reason,) = TritonAttentionBackend.validate_configuration(eight, DeviceCapability(8, 0))
-    assert reason.endswith("8.9 on, and this is 8.0")
+    assert reason == "Triton reads e4m3 from compute capability 8.9 on, and this is 8.0"
 
 
 @needs_triton

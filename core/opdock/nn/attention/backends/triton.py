@@ -128,9 +128,8 @@ class TritonAttentionBackend(AttentionBackend):
     ) -> str | None:
         """Return why a cache of e4m3 cannot be read, or None."""
         if config.kv_cache_dtype == "fp8_e4m3" and device_capability is not None and device_capability < (8, 9):
-            return (
-                f"Triton reads no e4m3 on compute capability {device_capability.as_version_str()}, from 8.9 on it does"
-            )
+            found = device_capability.as_version_str()
+            return f"Triton reads e4m3 from compute capability 8.9 on, and this is {found}"
         return None
 
     @classmethod
