@@ -33,7 +33,7 @@ class Case:
         moved: bytes that must be read and written for each token and column.
         ours: name of the raw op of the package for NVIDIA GPUs; it takes the op's arguments and ``extra``.
         native: the definition.
-        vllm: vLLM's kernel.
+        vllm: vLLM's kernel, if it has one.
         hiddens: sizes in the table.
         inplace: the arguments that ``ours`` writes, which are its results; else it returns them.
     """
@@ -44,7 +44,7 @@ class Case:
     moved: float
     ours: str
     native: Callable[..., Any]
-    vllm: Provider
+    vllm: Provider | None
     hiddens: tuple[int, ...] = (4096, 7168)
     inplace: tuple[int, ...] = ()
     extra: tuple[Any, ...] = ()
@@ -54,13 +54,16 @@ def cases() -> list[Case]:
     """Return the ops of the tables; torch ops are looked up when one is called."""
     ops = ir.ops
 
-    def case(name: str, op: Any, inputs: Any, moved: float, ours: str, vllm: Provider, **more: Any) -> Case:
+    def case(
+        name: str, op: Any, inputs: Any, moved: float, ours: str, vllm: Provider | None, **more: Any
+    ) -> Case:
         return Case(name, op, inputs, moved, ours, op.op.native, vllm, **more)
 
     return [
         case("rms_norm", ops.rms_norm, _norm, 4, "rms_norm", _into(_same, "rms_norm")),
+        case("fused_add_rms_norm", ops.fused_add_rms_norm, _add_norm, 8, "fused_add_rms_norm", None),
         case(
-            "fused_add_rms_norm",
+            "fused_add_rms_norm in place",
             ops.fused_add_rms_norm,
             _add_norm,
             8,
@@ -145,22 +148,35 @@ def cases() -> list[Case]:
 
 def peers_of(case: Case, modules: Mapping[str, Any]) -> dict[str, Provider]:
     """Return the providers of a case besides ours and native: those that have it and were found."""
-    found: dict[str, Provider] = {"vllm_c": case.vllm} if "vllm_c" in modules else {}
+    found: dict[str, Provider] = {"vllm_c": case.vllm} if case.vllm is not None and "vllm_c" in modules else {}
     if case.name == "rms_norm":
         found["torch_F"] = lambda a: lambda: F.rms_norm(a[0], a[0].shape[-1:], a[1], a[2])
     if case.op is not None:
         compiled = torch.compile(case.native, dynamic=False, fullgraph=True)
         found["inductor"] = lambda a: lambda: compiled(*a)
+        if case.inplace:
+            written = torch.compile(_written(case), dynamic=False, fullgraph=True)
+            found["inductor_"] = lambda a: lambda: written(*a)
     liger, gems = modules.get("liger"), modules.get("flaggems")
     if liger is not None and case.name == "rms_norm":
         found["liger"] = lambda a: lambda: liger.rms_norm_forward(*a, 0.0, "llama", None)
     if gems is not None and case.name == "rms_norm":
         found["flaggems"] = lambda a: lambda: gems.rms_norm(a[0], a[0].shape[-1:], a[1], a[2])
-    if gems is not None and case.name == "fused_add_rms_norm":
+    if gems is not None and case.name == "fused_add_rms_norm in place":
         found["flaggems"] = lambda a: lambda: gems.fused_add_rms_norm(a[0], a[1], a[0].shape[-1:], a[2], a[3])
     if gems is not None and case.name == "silu_and_mul":
         found["flaggems"] = lambda a: lambda: gems.silu_and_mul(*a[0].chunk(2, dim=-1))
     return found
+
+
+def _written(case: Case) -> Callable[..., None]:
+    """Return the definition with its results written where ours are."""
+
+    def run(*args: Any) -> None:
+        for i, result in zip(case.inplace, _tuple(case.native(*args)), strict=True):
+            args[i].copy_(result)
+
+    return run
 
 
 def error_of(case: Case, call: Callable[..., Any], args: Inputs, *, provider: str) -> str:

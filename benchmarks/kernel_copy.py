@@ -22,8 +22,8 @@ def _copy(x, y, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # 
 
 
 @functools.cache
-def copy_time(moved: float) -> float:
-    """Return the microseconds to read one half of ``moved`` bytes and to write the other half."""
+def copy_time(moved: float, repeats: int = 1) -> float:
+    """Return the microseconds to read one half of ``moved`` bytes and to write the other half; see ``graph_time``."""
     count = int(moved) // 4
     made = [torch.randn(count, device="cuda").bfloat16() for _ in range(sets_for(moved))]
     pairs = [(x, torch.empty_like(x)) for x in made]
@@ -31,4 +31,6 @@ def copy_time(moved: float) -> float:
     def call(x: torch.Tensor, y: torch.Tensor, block: int, warps: int) -> Callable[[], Any]:
         return lambda: _copy[(triton.cdiv(count, block),)](x, y, count, BLOCK=block, num_warps=warps)
 
-    return min(graph_time([call(x, y, block, warps) for x, y in pairs]) for block, warps in CONFIGURATIONS)
+    return min(
+        graph_time([call(x, y, block, warps) for x, y in pairs], repeats=repeats) for block, warps in CONFIGURATIONS
+    )

@@ -16,6 +16,7 @@ X, W, S = torch.ones(3, 64), torch.ones(64), torch.ones(1)
 CALLS: dict[str, Callable[[], Any]] = {
     "rms_norm": lambda: ops.rms_norm(X, W),
     "fused_add_rms_norm_": lambda: ops.fused_add_rms_norm_(X, X.clone(), W),
+    "fused_add_rms_norm": lambda: ops.fused_add_rms_norm(X, X.clone(), W),
     "silu_and_mul": lambda: ops.silu_and_mul(X),
     "gelu_and_mul": lambda: ops.gelu_and_mul(X, "tanh"),
     "static_fp8": lambda: ops.static_fp8(X, S),
