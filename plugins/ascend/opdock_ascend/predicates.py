@@ -1,7 +1,9 @@
 """Which arguments torch_npu's operators take: pure functions of metadata, each with the parameters of its IR op.
 
 Each returns True, or the reason why not. The limits are those that the operators' documentation states for Atlas A2; an
-operator that is called beyond them fails on the device, where it cannot be caught.
+operator that is called beyond them fails on the device, where it cannot be caught. They are asked on every eager call:
+those of a decoder's common ops begin with the common case, in as few looks as tell it. In a process with NPUs a tensor
+with a device number is on one of them: PyTorch has room for one accelerator.
 """
 
 # ruff: noqa: ARG001, FBT001, FBT002 - the parameters are those of the IR ops
@@ -30,6 +32,19 @@ _EMPTY = "the operator takes no tensor without elements"
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Answer:
     """Return whether npu_rms_norm takes the arguments of ``rms_norm``."""
+    if (
+        variance_size is None
+        and weight is not None
+        and (device := x.get_device()) >= 0
+        and weight.get_device() == device
+        and weight.ndim == 1
+        and weight.dtype is (dtype := x.dtype)
+        and dtype in FLOATS
+        and 0 not in (shape := x.shape)
+        and 0 < len(shape) <= 8
+        and weight.numel() == shape[-1]
+    ):
+        return True
     if variance_size is not None:
         return _PART
     return _refuse(x) or _refuse_weight(weight, x) or True
@@ -39,6 +54,22 @@ def fused_add_rms_norm(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> Answer:
     """Return whether npu_add_rms_norm takes the arguments of ``fused_add_rms_norm``."""
+    if (
+        variance_size is None
+        and weight is not None
+        and (device := x.get_device()) >= 0
+        and x_residual.get_device() == device
+        and weight.get_device() == device
+        and weight.ndim == 1
+        and weight.dtype is (dtype := x.dtype)
+        and x_residual.dtype is dtype
+        and dtype in FLOATS
+        and 0 not in (shape := x.shape)
+        and 0 < len(shape) <= 8
+        and x_residual.shape == shape
+        and weight.numel() == shape[-1]
+    ):
+        return True
     if variance_size is not None:
         return _PART
     if x_residual.shape != x.shape:
@@ -57,6 +88,14 @@ def gemma_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Answer:
 
 def silu_and_mul(x: Tensor) -> Answer:
     """Return whether npu_swiglu takes the argument of ``silu_and_mul``."""
+    if (
+        x.get_device() >= 0
+        and x.dtype in FLOATS
+        and 0 not in (shape := x.shape)
+        and 0 < len(shape) <= 8
+        and shape[-1] % 2 == 0
+    ):
+        return True
     return _refuse(x) or (x.shape[-1] % 2 != 0 and "the last dimension is odd") or True
 
 
@@ -79,6 +118,27 @@ def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
 ) -> Answer:
     """Return whether npu_mrope takes the arguments of ``rotary_embedding``."""
+    if (
+        (device := query.get_device()) >= 0
+        and key.get_device() == device
+        and cos_sin_cache.get_device() == device
+        and positions.get_device() == device
+        and (dtype := query.dtype) in HALVES
+        and key.dtype is dtype
+        and cos_sin_cache.dtype is dtype
+        and positions.dtype is torch.int64
+        and len(rows := query.shape) == 2
+        and len(key_rows := key.shape) == 2
+        and len(table := cos_sin_cache.shape) == 2
+        and positions.ndim == 1
+        and positions.numel() == rows[0] == key_rows[0]
+        and not (rows[1] % head_size or key_rows[1] % head_size or table[1] % 32)
+        and 0 < table[1] <= head_size
+        and rows[0]
+        and rows[1]
+        and key_rows[1]
+    ):
+        return True
     refused = _refuse_rotary(positions, query, key, head_size, cos_sin_cache)
     if refused:
         return refused
