@@ -16,7 +16,7 @@ from opdock.nn.attention.impl import AttentionSpec
 from opdock.nn.attention.metadata import AttentionMetadata
 from opdock.nn.kernels.triton.attention import attend_paged, merge_rows
 
-MOST_SPLITS = 32
+MOST_SPLITS = 64
 """The parts of a request that one program merges."""
 
 MERGED_ELEMENTS = 8192
@@ -93,8 +93,8 @@ def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, unit
     if spec.batch_invariant:
         splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPAN))
         return Tuning(block_m, tile, 2, stages, splits=splits, span=INVARIANT_SPAN)
-    # Two programs for each multiprocessor keep enough bytes in flight; more only have more to merge.
-    wanted = (units * 2) // max(1, requests * spec.num_kv_heads)
+    # Four programs fit on a multiprocessor at a time, each with a pair of tiles in flight; more only have more to merge.
+    wanted = (units * 4) // max(1, requests * spec.num_kv_heads)
     most = triton.cdiv(max_seq_len, 2 * tile)
     splits = max(1, min(wanted, most, MOST_SPLITS))
     return Tuning(block_m, tile, 2, stages, splits=splits)
