@@ -93,7 +93,7 @@ def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, unit
     if spec.batch_invariant:
         splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPAN))
         return Tuning(block_m, tile, 2, stages, splits=splits, span=INVARIANT_SPAN)
-    # Four programs fit on a multiprocessor at a time, each with a pair of tiles in flight; more only have more to merge.
+    # Four programs fit on a multiprocessor, each with a pair of tiles in flight; more only have more to merge.
     wanted = (units * 4) // max(1, requests * spec.num_kv_heads)
     most = triton.cdiv(max_seq_len, 2 * tile)
     splits = max(1, min(wanted, most, MOST_SPLITS))
