@@ -268,7 +268,8 @@ def main() -> int:
         f"{name}, on {where}; prompts of {given.tokens} tokens and {given.tokens} new ones, medians of {rounds} "
         "interleaved rounds, the prompt's time included. transformers has the same weights, dequantised."
     )
-    result = Result("generate_gpu", conditions, ["torch", "triton", "transformers", "opdock", "opdock-cuda"], rows, raw)
+    name = "generate_gpu_text" if given.parts == "text" else "generate_gpu"
+    result = Result(name, conditions, ["torch", "triton", "transformers", "opdock", "opdock-cuda"], rows, raw)
     print(result.conditions + "\n\n" + result.table())
     if given.out is not None:
         write(result, given.out)
