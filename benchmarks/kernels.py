@@ -36,8 +36,8 @@ CONDITIONS = (
     "buffers (about 400 MB), captured in one CUDA graph (four times over below 1,000 tokens, else so often that it has "
     "at least 8 calls: a replay's own cost is little of it), median of 30 replays, the better of two such captures. "
     "vllm_c writes into a given output, inductor_ where ours does, the others allocate. best: the fastest peer, native "
-    "left out. copy: a Triton kernel that moves the same bytes, the best of six configurations, in the same way. decode: "
-    "eager, Python's garbage collector off while the host is timed."
+    "left out. copy: a Triton kernel that moves the same bytes, the best of six configurations, in the same way. "
+    "decode: eager, Python's garbage collector off while the host is timed."
 )
 
 
