@@ -5,13 +5,14 @@ One test for each op and dtype goes over all of it, so that what is exact is com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from cuda_canaries import LAYOUTS, Canaries, geometry
-from cuda_table import ROW_OPS, STATIC_SCALE, RowOp, Values, faults
+from cuda_findings import Detailed, Findings
+from cuda_table import ROW_OPS, STATIC_SCALE, RowOp, Values, comparisons
 from torch import Tensor
 
 from opdock import ir
@@ -32,49 +33,56 @@ ORDER = ("cuda", "triton", "native")
 def test_an_op_is_right_in_every_size_and_layout(op: RowOp, dtype: torch.dtype) -> None:
     wrong: list[str] = []
     for hidden in HIDDEN:
-        values = Values.random(op, max(TOKENS), hidden, dtype, DEVICE)
-        for layout in LAYOUTS:
-            for tokens in TOKENS:
-                where = geometry(tokens, values.x.shape[-1], layout)
-                if where is None:
-                    continue
-                for number, variant in enumerate(op.variants()):
-                    if number and layout not in ("dense", "odd offset"):
-                        break
-                    what = f"{op.op} {op.kind}, {dtype}, {tokens} x {hidden}, {layout}, {variant}"
-                    wrong.extend(f"{what}: {said}" for said in one_size(values, tokens, layout, variant))
+        values, found = Values.random(op, max(TOKENS), hidden, dtype, DEVICE), Findings(DEVICE)
+        for layout, tokens in product(LAYOUTS, TOKENS):
+            if geometry(tokens, values.x.shape[-1], layout) is None:
+                continue
+            for variant in op.variants() if layout in ("dense", "odd offset") else op.variants()[:1]:
+                found.case = f"{op.op} {op.kind}, {dtype}, {tokens} x {hidden}, {layout}, {variant}"
+                one_size(values, tokens, layout, variant, found)
+        said = found.wrong()
+        if said and not wrong:
+            wrong.extend(_in_detail(values, said[0]))
+        wrong.extend(said)
     torch.cuda.empty_cache()
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:20])
 
 
-def one_size(values: Values, tokens: int, layout: str, variant: tuple[bool, float | None]) -> Iterator[str]:
-    """Yield what is wrong at one size, for each kernel that takes it, and for the op where none of the first does."""
+def _in_detail(values: Values, said: str) -> list[str]:
+    """Look at the case of which something is said once more, with numbers."""
+    for layout, tokens, variant in product(LAYOUTS, TOKENS, values.op.variants()):
+        if f" {tokens} x " in said and f", {layout}, {variant}" in said:
+            found = Detailed(DEVICE)
+            one_size(values, tokens, layout, variant, found)
+            return found.wrong()
+    return []
+
+
+def one_size(values: Values, tokens: int, layout: str, variant: tuple[bool, float | None], found: Findings) -> None:
+    """Look at one size, for each kernel that takes it, and for the op where none of the first does."""
     op, hidden = values.op, values.x.shape[-1] // (2 if values.op.gated else 1)
     call = Call(values, tokens, layout, variant)
-    impls = ir.registry[op.op].impls
+    entry = ir.registry[op.op]
     for provider in ORDER[:2]:
         common = layout == "dense" and variant == op.variants()[0]
-        if provider not in impls or (provider == "triton" and not common and hidden not in TRITON_ODD):
+        if provider not in entry.impls or (provider == "triton" and not common and hidden not in TRITON_ODD):
             continue
         arguments = call.arguments()
-        if impls[provider].supports_args(*arguments):
-            for said in call.run(impls[provider].impl_fn, arguments, provider, in_place=op.in_place):
-                yield f"{provider}: {said}"
+        if entry.impls[provider].supports_args(*arguments):
+            call.run(entry.impls[provider].impl_fn, arguments, provider, provider, found, in_place=op.in_place)
             if provider == "cuda" and layout == "dense":
-                with ir.registry[op.op].set_priority(ORDER):
-                    for said in call.run(ir.registry[op.op], call.arguments(), provider, in_place=False):
-                        yield f"the op: {said}"
+                with entry.set_priority(ORDER):
+                    call.run(entry, call.arguments(), provider, "the op", found, in_place=False)
         elif provider == "cuda":
             if layout not in ("transposed", "four") and DEVICE == "cuda":
-                yield f"refused: {getattr(predicates, op.op)(*arguments)}"
-            with ir.registry[op.op].set_priority(ORDER):
-                chosen = ir.registry[op.op].dispatch(*arguments).provider
+                found.say(f"refused: {getattr(predicates, op.op)(*arguments)}")
+            with entry.set_priority(ORDER):
+                chosen = entry.dispatch(*arguments).provider
                 if chosen == "cuda":
-                    yield "the op calls a kernel that refuses"
-                for said in call.run(ir.registry[op.op], arguments, chosen, in_place=False):
-                    yield f"the op, by {chosen}: {said}"
-    if not call.canaries_live():
-        yield "memory beside an argument was written"
+                    found.say("the op calls a kernel that refuses")
+                call.run(entry, arguments, chosen, f"the op, by {chosen}", found, in_place=False)
+    for name, held in call.held.items():
+        found.add(f"memory beside {name} was written", held.last())
 
 
 class Call:
@@ -107,22 +115,19 @@ class Call:
         made = {name: self.held[name].put(v) for name, v in (self.rows | self.constants).items()}
         return self.values.op.arguments(*(made.get(n) for n in ("x", "residual", "weight", "scale")))  # type: ignore[arg-type]
 
-    def run(self, fn: Any, arguments: tuple[Any, ...], provider: str, *, in_place: bool) -> Iterator[str]:
-        """Call, and yield what is wrong."""
+    def run(
+        self, fn: Any, arguments: tuple[Any, ...], provider: str, who: str, found: Findings, *, in_place: bool
+    ) -> None:
+        """Call, and look at the results and the arguments."""
         got = fn(*arguments)
         results = got if isinstance(got, tuple) else (got,)
-        yield from faults(
-            self.values, self.tokens, results, weighted=self.weighted, bound=self.bound, provider=provider
-        )
+        given = {"weighted": self.weighted, "bound": self.bound, "provider": provider}
+        for name, part, span in comparisons(self.values, self.tokens, results, **given):  # type: ignore[arg-type]
+            found.compare(f"{who}: {name} is wrong", part, span)
         if in_place:
             if any(a.data_ptr() != b.data_ptr() for a, b in zip(results, arguments[:2], strict=True) if a.numel()):
-                yield "the results are not the arguments"
+                found.say(f"{who}: the results are not the arguments")
         elif provider == "cuda" and not all(r.is_contiguous() for r in results):
-            yield "a result is not dense"
+            found.say(f"{who}: a result is not dense")
         for name, value in (self.constants if in_place else self.rows | self.constants).items():
-            if not self.held[name].holds(value):
-                yield f"{name} was written"
-
-    def canaries_live(self) -> bool:
-        """Return whether nothing beside the arguments was written; they are gone then."""
-        return all(held.end() for held in self.held.values())
+            found.add(f"{who}: {name} was written", self.held[name].has(value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -10,6 +9,7 @@ import cuda_spans as spans
 import pytest
 import torch
 from cuda_canaries import MARGIN, Canaries, geometry
+from cuda_findings import Findings
 from cuda_spans import Span
 from torch import Tensor
 
@@ -63,10 +63,10 @@ class Half:
         held.put(self.values[:tokens])
         return held
 
-    def wrong(self, got: Tensor) -> str:
-        """Return what is wrong with the first rows; columns that are not rotated have to be as they were."""
+    def look(self, what: str, got: Tensor, found: Findings) -> None:
+        """Look at the first rows; columns that are not rotated have to be as they were."""
         tokens = got.shape[0]
-        return spans.wrong(got.reshape(tokens, self.values.shape[1]), self.span.first(tokens))
+        found.compare(what, got.reshape(tokens, self.values.shape[1]), self.span.first(tokens))
 
 
 @pytest.mark.parametrize("neox", [True, False], ids=["halves", "pairs"])
@@ -76,56 +76,55 @@ def test_rotary_is_right_in_every_size_and_layout(dtype: torch.dtype, neox: bool
     for (size, rot), (heads, kv_heads) in product(SIZES, HEADS):
         most = max(t for t in TOKENS if t * heads * size <= LARGE)
         halves = (Half(most, heads, size, dtype, 1), Half(most, kv_heads, size, dtype, 2))
-        positions = torch.randint(
-            0, POSITIONS, (most,), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(3)
-        )
+        generator = torch.Generator(DEVICE).manual_seed(3)
+        positions = torch.randint(0, POSITIONS, (most,), device=DEVICE, generator=generator)
         angles = torch.arange(POSITIONS, device=DEVICE)[:, None] * 1e4 ** (-torch.arange(rot // 2, device=DEVICE) / rot)
         for kind in dict.fromkeys((dtype, torch.float32)):
             table = torch.cat((angles.cos(), angles.sin()), -1).to(kind)
             for half in halves:
                 half.turn(positions, table, neox=neox)
+            found = Findings(DEVICE)
             for layout, tokens in product(LAYOUTS if kind is dtype else ("dense", "odd offset"), TOKENS):
                 if tokens > most:
                     continue
                 integer = torch.int64 if layout in ("dense", "columns", "swapped") else torch.int32
-                given = positions[:tokens].to(integer)
                 what = f"{dtype}, cache {kind}, {tokens} tokens, {heads} and {kv_heads} heads of {size}, {rot} rotated"
-                said = _turned(halves, given, table, layout, neox=neox)
-                wrong.extend(f"{what}, {layout}, {integer}: {text}" for text in said)
+                found.case = f"{what}, {layout}, {integer}"
+                _turn(halves, positions[:tokens].to(integer), table, layout, found, neox=neox)
+            wrong.extend(found.wrong())
     torch.cuda.empty_cache()
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:20])
 
 
-def _turned(halves: tuple[Half, Half], positions: Tensor, table: Tensor, layout: str, *, neox: bool) -> Iterator[str]:
+def _turn(
+    halves: tuple[Half, Half], positions: Tensor, table: Tensor, layout: str, found: Findings, *, neox: bool
+) -> None:
     op, size = ir.registry["rotary_embedding"], halves[0].size
     few = layout in ("dense", "three") or size == 128
     for provider in ("cuda", "triton", "the op"):
         if provider == "triton" and (provider not in op.impls or not few):
             continue
+        if provider == "the op" and layout not in ("transposed", "columns"):
+            continue
         held = [half.place(len(positions), layout) for half in halves]
         arguments: tuple[Any, ...] = (positions, held[0].x, held[1].x, size, table, neox)
         if provider == "the op":
-            if layout not in ("transposed", "columns"):
-                continue
             with op.set_priority(("cuda", "triton", "native")):
                 results = op(*arguments)
-            kept = all(t.holds(half.values[: len(positions)]) for half, t in zip(halves, held, strict=True))
-            if not kept:
-                yield "the op: query or key was written"
+            for half, kept in zip(halves, held, strict=True):
+                found.add("the op: query or key was written", kept.has(half.values[: len(positions)]))
         elif not op.impls[provider].supports_args(*arguments):
             if layout != "transposed" and DEVICE == "cuda":
-                yield f"{provider} refuses"
+                found.say(f"{provider} refuses")
             continue
         else:
             results = op.impls[provider].impl_fn(*arguments)
             if any(a.numel() and a.data_ptr() != b.x.data_ptr() for a, b in zip(results, held, strict=True)):
-                yield f"{provider}: the results are not the arguments"
+                found.say(f"{provider}: the results are not the arguments")
         for name, half, got in zip(("query", "key"), halves, results, strict=True):
-            said = half.wrong(got)
-            if said:
-                yield f"{provider}: {name}: {said}"
-        if not all(t.end() for t in held):
-            yield f"{provider}: memory beside query or key was written"
+            half.look(f"{provider}: {name} is wrong", got, found)
+        for kept in held:
+            found.add(f"{provider}: memory beside query or key was written", kept.last())
 
 
 # -- reshape_and_cache
@@ -140,31 +139,26 @@ def test_keys_and_values_go_into_their_slots_from_every_layout(dtype: torch.dtyp
     for (heads, size), block, tokens in product(SHAPES, BLOCK_SIZES, TOKENS):
         if tokens * heads * size > LARGE:
             continue
-        blocks = tokens // block + 3
+        blocks, found = tokens // block + 3, Findings(DEVICE)
         generator = torch.Generator(DEVICE).manual_seed(tokens)
         slots = torch.randperm(blocks * block, generator=generator, device=DEVICE)[:tokens]
         slots[1::5] = -1
         slots[3::7] = blocks * block + 2
-        rows = [torch.randn(tokens, heads * size, generator=generator, device=DEVICE).to(dtype) for _ in range(2)]
-        room = [
-            torch.randn(blocks, block * heads * size, generator=generator, device=DEVICE).to(dtype) for _ in range(2)
-        ]
+        shapes = ((tokens, heads * size), (blocks, block * heads * size))
+        rows, room = ([torch.randn(s, generator=generator, device=DEVICE).to(dtype) for _ in range(2)] for s in shapes)
         valid = (slots >= 0) & (slots < blocks * block)
         want = [_written(cache, row, slots, valid, heads * size) for cache, row in zip(room, rows, strict=True)]
         for number, layout in enumerate(("dense", "columns", "padded", "odd stride", "odd offset")):
             given = slots.to(torch.int32 if number % 2 else torch.int64)
-            what = f"{dtype}, {tokens} tokens, {heads} x {size}, blocks of {block}, {layout}"
+            found.case = f"{dtype}, {tokens} tokens, {heads} x {size}, blocks of {block}, {layout}"
             placed = [_in_heads(r, heads, size, layout) for r in rows]
             around = ("columns", "dense", "padded", "odd offset", "odd stride")[number]
             caches = [_in_heads(r, heads, size, around, block) for r in room]
             ops.reshape_and_cache_(*(v for _, v in placed), *(v for _, v in caches), given)
-            for name, (held, _), bits in zip(("key_cache", "value_cache"), caches, want, strict=True):
-                if not held.holds(bits):
-                    wrong.append(f"{what}: {name} in {around}")
-            if not all(held.holds(r) for (held, _), r in zip(placed, rows, strict=True)):
-                wrong.append(f"{what}: key or value was written")
-            if not all(held.end() for held, _ in (*placed, *caches)):
-                wrong.append(f"{what}: memory beside an argument was written")
+            for (held, _), bits in zip((*placed, *caches), (*rows, *want), strict=True):
+                found.add(f"key, value or a cache, {around}, is wrong", held.has(bits))
+                found.add("memory beside an argument was written", held.last())
+        wrong.extend(found.wrong())
     torch.cuda.empty_cache()
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:20])
 

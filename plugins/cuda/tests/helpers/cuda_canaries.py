@@ -34,14 +34,22 @@ class Canaries:
         self.x.copy_(values.reshape(self.x.shape))
         return self.x
 
+    def has(self, values: Tensor) -> Tensor:
+        """Return whether the tensor has the bits of ``values``, as a tensor: nobody waits for the device."""
+        return (self._inside == values.reshape(self.x.shape).view(self.raw.dtype)).all()
+
     def holds(self, values: Tensor) -> bool:
         """Return whether the tensor has the bits of ``values``."""
-        return torch.equal(self._inside, values.reshape(self.x.shape).view(self.raw.dtype))
+        return bool(self.has(values))
+
+    def last(self) -> Tensor:
+        """Take the tensor out of the buffer, and return whether all canaries are alive, as a tensor."""
+        self._inside.fill_(self.pattern)
+        return (self.raw == self.pattern).all()
 
     def end(self) -> bool:
         """Take the tensor out of the buffer, and return whether all canaries are alive."""
-        self._inside.fill_(self.pattern)
-        return bool((self.raw == self.pattern).all())
+        return bool(self.last())
 
 
 def geometry(rows: int, width: int, layout: str) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:

@@ -140,35 +140,38 @@ class Values:
         return (self.x[:rows].float() + self.residual[:rows].float()).to(self.x.dtype)
 
 
-def faults(
+def comparisons(
     values: Values, rows: int, results: tuple[Tensor, ...], *, weighted: bool, bound: float | None, provider: str
-) -> Iterator[str]:
-    """Yield what is wrong with the results of a call on the first rows, dense or not, in words."""
+) -> Iterator[tuple[str, Tensor, Span]]:
+    """Yield what a call on the first rows returned, dense or not, in parts, each with a name and what is right."""
     op, dtype = values.op, values.x.dtype
     slack = 2.0**-22 if provider == "native" else 0.0  # torch's GPU code divides by multiplying with a reciprocal
     fast = dtype is not torch.float32 or provider == "triton"
     span = values.rows(weighted, fast).first(rows)
     width = span.low.shape[-1]
-    y = results[0].reshape(rows, width)
     flat = [r.reshape(rows, r.shape[-1]) for r in results]
     if op.kind == "add":
         total = values.total(rows)
-        yield from _named("the sum", flat[-1], Span(total, total))
+        yield "the sum", flat[-1], Span(total, total)
     if op.out == "same":
-        yield from _named("y", y, span)
+        yield "y", flat[0], span
         return
-    inverse = spans.reciprocal(torch.tensor(STATIC_SCALE, dtype=torch.float32, device=y.device))
+    inverse = spans.reciprocal(torch.full((1,), STATIC_SCALE, device=span.low.device))
     if op.out == "token":
         inverse = spans.reciprocal(flat[1])
     for where in spans.chunks(rows, width):
         part = Span(span.low[where], span.high[where])
         if op.out == "token":
-            yield from _named("scales", flat[1][where], spans.scales(part, bound, slack=slack))
+            yield "scales", flat[1][where], spans.scales(part, bound, slack=slack)
         one = inverse[where] if op.out == "token" else inverse
-        yield from _named("q", y[where], spans.codes(part, one, slack=slack))
+        yield "q", flat[0][where], spans.codes(part, one, slack=slack)
 
 
-def _named(name: str, got: Tensor, span: Span) -> Iterator[str]:
-    said = spans.wrong(got, span)
-    if said:
-        yield f"{name}: {said}"
+def faults(
+    values: Values, rows: int, results: tuple[Tensor, ...], *, weighted: bool, bound: float | None, provider: str
+) -> Iterator[str]:
+    """Yield what is wrong with the results of a call on the first rows, in words."""
+    for name, got, span in comparisons(values, rows, results, weighted=weighted, bound=bound, provider=provider):
+        said = spans.wrong(got, span)
+        if said:
+            yield f"{name}: {said}"
