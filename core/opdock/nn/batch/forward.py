@@ -28,7 +28,10 @@ def forward_of(model: CausalDecoder) -> Forward:
         return model.forward
     config = context.get_current_config_or_none()
     backend = config.compilation_config.backend if config and config.compilation_config.compiles else "opdock"
-    compiled = torch.compile(_own(model), backend=backend, fullgraph=True, options={"guard_filter_fn": _kept})
+    options: dict[str, Any] = {"guard_filter_fn": _kept}
+    if backend in ("opdock", "inductor"):
+        options["graph_partition"] = False  # parts are of use for Inductor's own graphs; steps are captured whole
+    compiled = torch.compile(_own(model), backend=backend, fullgraph=True, options=options)
 
     def run(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[0] > 1:  # one code for every number of tokens but 1
