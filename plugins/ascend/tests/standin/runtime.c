@@ -52,6 +52,13 @@ int aclrtDestroyStream(void *stream) { return OK; }
 int aclrtDestroyStreamForce(void *stream) { return OK; }
 int aclrtSynchronizeStream(void *stream) { return OK; }
 int aclrtCreateEventExWithFlag(void **event, uint32_t flag) { return handle(event); }
+int aclrtCreateEventWithFlag(void **event, uint32_t flag) { return handle(event); }
+int aclrtQueryEventStatus(void *event, int *status) { *status = 1; return OK; }
+int aclrtQueryEventWaitStatus(void *event, int *status) { *status = 1; return OK; }
+int aclrtSynchronizeStreamWithTimeout(void *stream, int32_t ms) { return OK; }
+int aclrtSynchronizeEventWithTimeout(void *event, int32_t ms) { return OK; }
+int aclrtSynchronizeDevice(void) { return OK; }
+int aclrtSynchronizeDeviceWithTimeout(int32_t ms) { return OK; }
 int aclrtDestroyEvent(void *event) { return OK; }
 int aclrtRecordEvent(void *event, void *stream) { return OK; }
 int aclrtResetEvent(void *event, void *stream) { return OK; }
