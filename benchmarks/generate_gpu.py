@@ -229,6 +229,7 @@ def main() -> int:
     parser.add_argument("--random", action="store_true", help="random weights of SmolLM2's size")
     parser.add_argument("--layers", type=int, default=SMOLLM2["num_hidden_layers"], help="of the random model")
     parser.add_argument("--modes", default="eager,eager graphs,compiled,graphs")
+    parser.add_argument("--text-modes", help="of the comparison of texts; as --modes without it")
     parser.add_argument("--parts", default="text,speed", help="one of the two, or both")
     parser.add_argument("--batches", default="1,32")
     parser.add_argument("--tokens", type=int, default=128, help="of prompts, and of answers")
@@ -239,7 +240,7 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch._dynamo.config.recompile_limit = 64  # one for each model and batch size
     logging.disable_progress_bar()
-    rounds, modes = 2 if given.quick else 5, given.modes.split(",")
+    rounds, modes = 3 if given.quick else 5, given.modes.split(",")
     with tempfile.TemporaryDirectory() as folder:
         if given.random:
             path = random_checkpoint(Path(folder), given.layers)
@@ -247,7 +248,10 @@ def main() -> int:
             path = resolve_model(given.model or "smollm2")
         with opdock.set_current_config():
             base = their_model(load_model(path, dtype=torch.float32, device=given.device), given.device)
-        rows, raw = same_text(path, modes, given.device, 64, base) if "text" in given.parts else ([], {})
+        rows: list[Row] = []
+        raw: dict[str, float] = {}
+        if "text" in given.parts:
+            rows, raw = same_text(path, (given.text_modes or given.modes).split(","), given.device, 64, base)
         for row in rows:
             print(row[0], row[1], flush=True)
         for found, more in speed(

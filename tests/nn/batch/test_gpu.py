@@ -20,6 +20,8 @@ from opdock.nn.models import ModelConfig
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none"),
+    # Inductor says so of float32, whose bits are what these tests are about
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
