@@ -36,6 +36,7 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EPSILON = 1e-5
 GATED = ("silu", "gelu", "tanh")
+NORMS = ("norm", "add", "add anew")
 ONLY_SAME = ("gelu", "tanh", "add anew")
 """What no kernel quantises; ``add anew`` is the sum and its norm in new tensors."""
 NOISE = torch.randn(1 << 23)
@@ -57,10 +58,12 @@ ROWS: tuple[tuple[int, float, str], ...] = (
 """Rows, their width in vectors of 16 bytes, and how they lie in memory."""
 
 CACHED = 1 << 26
-"""Bytes of a tensor that the launcher takes to stay in the L2 cache."""
+"""Bytes of a tensor of which the launcher takes a part to be out of the L2 cache."""
+FAR = (33, 64, 128, 200, 768, 800, 2049)
 MORE_ROWS: tuple[tuple[int, int, tuple[str, ...], tuple[str, ...]], ...] = (
-    (8500, 33, ("silu", "gelu", "tanh"), ("same", "static")),
-    *((CACHED // (16 * vectors) + 1, vectors, ("add",), ("same",)) for vectors in (33, 128, 200, 768, 800, 2049)),
+    (1100, 520, GATED, ("same", "static")),
+    *((CACHED // (16 * vectors) + 1, vectors, ("norm", "add"), ("same",)) for vectors in FAR),
+    *((CACHED // (16 * vectors) + 1, vectors, ("add",), ("static",)) for vectors in FAR),
 )
 """As ``ROWS``, dense, for some ops alone: more rows for a thread, and what is read again from memory."""
 
@@ -70,6 +73,7 @@ HEADS: tuple[tuple[int, int, int, int, str], ...] = (
     (64, 64, 5, 0, DENSE),
     (16, 16, 7, 2, DENSE),
     (128, 128, 64, 8, DENSE),
+    (128, 128, 72, 24, DENSE),
     (10, 6, 3, 1, DENSE),
     (64, 64, 4, 2, SKEW),
     (256, 256, 100, 40, DENSE),
@@ -121,7 +125,7 @@ def rows_cases() -> Iterator[Case]:
             for kind, out in product(some, ends):
                 if (kind, out) == ("plain", "same") or (kind in ONLY_SAME and out != "same"):
                     continue
-                for weighted in (True, False) if kind in ("add", "add anew", "norm") else (False,):
+                for weighted in (True, False)[: 1 if some != kinds else 2] if kind in NORMS else (False,):
                     for bounded in (False, True) if out == "token" else (False,):
                         options = f"{' weight' * weighted}{' bound' * bounded}"
                         name = f"{kind} to {out}, {dtype}, {rows} x {width}, {layout}{options}"
