@@ -119,9 +119,15 @@ void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
     if constexpr (NORM && OUT == Out::Token && IN != In::Add) {
       if (items == 7) return go(Number<7>{}, std::true_type{});
     }
-    if (items == 1) return exact ? go(Number<1>{}, std::true_type{}) : go(Number<1>{}, std::false_type{});
+    // What items_of never gives is not compiled.
+    if constexpr (IN == In::Add || OUT == Out::Same) {
+      if (items == 1 && exact) return go(Number<1>{}, std::true_type{});
+    }
+    if (items == 1) return go(Number<1>{}, std::false_type{});
     if (items == 8) return go(Number<8>{}, std::false_type{});
-    if (items == 2) return exact ? go(Number<2>{}, std::true_type{}) : go(Number<2>{}, std::false_type{});
+    if constexpr (IN != In::Add) {
+      if (items == 2) return exact ? go(Number<2>{}, std::true_type{}) : go(Number<2>{}, std::false_type{});
+    }
     return exact ? go(Number<4>{}, std::true_type{}) : go(Number<4>{}, std::false_type{});
   }
 }
