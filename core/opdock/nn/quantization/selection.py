@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 
-from opdock import context, journal
+from opdock import context, env, journal
 from opdock.errors import ConfigError, RegistrationError, UnsupportedError, suggest
 from opdock.nn.quantization.kernels.base import LinearKernel
 from opdock.nn.quantization.registry import _caller
 from opdock.nn.quantization.spec import KERNEL_TYPES, LinearSpec
 from opdock.platforms.enums import PlatformEnum
-
-VLLM_DISABLED_KERNELS = "VLLM_DISABLED_KERNELS"
-"""Names of kernel classes that are not chosen, separated by commas; blanks do not count."""
 
 _HERE = __name__.rpartition(".")[0] + ".kernels"
 _NATIVE: dict[str, str] = {
@@ -133,7 +129,7 @@ def judge(
         if forced is not None and forced not in (kernel.backend, kernel.__name__):
             reason = f"{forced!r} was asked for"
         elif kernel.__name__ in disabled:
-            reason = f"disabled by {VLLM_DISABLED_KERNELS}"
+            reason = f"disabled by {env.VLLM_DISABLED_KERNELS}"
         else:
             supported, reason = kernel.is_supported(capability)
             if supported:
@@ -167,7 +163,7 @@ def explain_linear_kernel(spec: LinearSpec) -> tuple[type[LinearKernel], list[Ve
             who=f"layer {spec.prefix!r}",
             remedy=suggest(forced, {kernel.backend for kernel in kernels}),
         )
-    disabled = [name.strip() for name in os.environ.get(VLLM_DISABLED_KERNELS, "").split(",") if name.strip()]
+    disabled = env.disabled_kernels()
     capability = None if found is None else found.to_int()
     chosen, verdicts = judge(spec, kernels, capability=capability, forced=forced, disabled=disabled)
     if chosen is None:
