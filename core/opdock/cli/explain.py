@@ -10,9 +10,12 @@ from opdock.cli import coverage, options
 from opdock.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from opdock.compile import GraphReport, NodeChoice
     from opdock.config import OpdockConfig
     from opdock.explain import ClassRow, Report
+    from opdock.nn.choices import SelectorRow
 
 TOKENS = 16
 
@@ -43,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         )
     shape, dtype = options.shape_of(args.shape), options.dtype_of(args.dtype)
     import opdock.nn.attention
-    import opdock.nn.layers  # noqa: F401 - both register the op classes
+    import opdock.nn.layers
+    import opdock.nn.moe  # noqa: F401 - all register op classes
     from opdock.cli import render
     from opdock.explain import explain
 
@@ -52,11 +56,26 @@ def run(args: argparse.Namespace) -> int:
         # a class may be named by its own name; the report has the op's
         op = None if args.op is None else next((row.op for row in report.ops), args.op)
         coverage.write_page(args, config, op=op)
+    choices = _choices(args.op, config, dtype)
     if args.json:
-        render.as_json(report.to_dict())
+        render.as_json({**report.to_dict(), "selectors": [row.to_dict() for row in choices]})
     else:
         _print(report)
+        rows = [(c.axis, c.layer, c.backend, "chosen" if c.chosen else "", c.reason) for c in choices]
+        if rows:
+            render.table(("selector", "for a layer", "backend", "", "reason"), rows, title="Selectors")
     return 0
+
+
+def _choices(op: str | None, config: OpdockConfig, dtype: torch.dtype | None) -> list[SelectorRow]:
+    from opdock import set_current_config
+    from opdock.nn.choices import AXES, selector_rows
+
+    axis = "linear" if op is not None and op.endswith("_linear") else op
+    if axis is not None and axis not in AXES:
+        return []
+    with set_current_config(config):
+        return selector_rows(axis, dtype=dtype)
 
 
 def _run_compiled(args: argparse.Namespace, config: OpdockConfig) -> int:

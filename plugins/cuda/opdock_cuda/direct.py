@@ -69,7 +69,7 @@ def connect(module: ModuleType, *, device_kind: int = CUDA) -> bool:
             torch._C._len_torch_dispatch_stack,
             torch._C._len_torch_function_stack,
             torch._C._get_tracing_state,
-            torch.autograd._profiler_enabled,
+            torch._C._autograd._profiler_enabled,
         )
     except AttributeError:
         return False
