@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from triton.runtime.interpreter import InterpretedFunction
 
+from opdock.nn.kernels.triton import relaunch
+
 _PLAIN = frozenset((Tensor, Parameter))
 _NAMESPACE = "opdock_triton_interpreted"
 
@@ -22,8 +24,9 @@ def launch(
 ) -> None:
     """Run ``kernel`` on the device of its first argument, on the current stream.
 
-    Plain tensors go to Triton's launcher and nothing else. While compiled code is traced, the launch is recorded: as
-    a Triton node, which Inductor inlines, or, where kernels are interpreted, as an opaque op.
+    Plain tensors go to Triton's launcher, or past it where that has launched the like before. While compiled code is
+    traced, the launch is recorded: as a Triton node, which Inductor inlines, or, where kernels are interpreted, as an
+    opaque op.
 
     Args:
         kernel: what ``triton.jit`` returned.
@@ -40,10 +43,10 @@ def launch(
     if type(first) in _PLAIN and not torch._C._len_torch_dispatch_stack():
         index = first.get_device()
         if index < 0 or index == torch.cuda.current_device():
-            kernel[grid](*args, num_warps=num_warps, **constants)
+            relaunch.launch(kernel, grid, args, index, {"num_warps": num_warps}, constants)
             return
         with torch.cuda.device(index):  # Triton takes the current device, whatever the tensors'
-            kernel[grid](*args, num_warps=num_warps, **constants)
+            relaunch.launch(kernel, grid, args, index, {"num_warps": num_warps}, constants)
     elif isinstance(kernel, InterpretedFunction):
         _opaque(kernel, tuple(writes), tuple(constants))(*args, *constants.values(), grid)
     else:
