@@ -1,4 +1,4 @@
-"""The norms of one decode step, eager: kernels launched, time on the host, and the cost of one call."""
+"""The norms of one decode step, eager and compiled: kernels launched, time on the host, and the cost of one call."""
 
 from __future__ import annotations
 
@@ -35,21 +35,17 @@ def decode_step(modules: dict[str, object]) -> tuple[list[Row], dict[str, float]
     if "vllm_c" in modules:
         calls["vllm_c"] = c.fused_add_rms_norm
     calls["ours, IR op"] = inplace
-    calls["ours, layer"] = layer(weight)
+    calls["ours, layer"] = calls["ours, layer compiled"] = layer(weight)
     rows: list[Row] = []
     figures: dict[str, float] = {}
     with chosen(ir.ops.fused_add_rms_norm, args, _add), chosen(ir.ops.rms_norm, (x, weight, EPSILON), _norm):
         for name, call in calls.items():
-            given = args[:2] if name == "ours, layer" else args
-
-            def step(call: Callable[..., Any] = call, given: tuple[Any, ...] = given) -> None:
-                for _ in range(NORMS):
-                    call(*given)
-
+            given = args[:2] if name.startswith("ours, layer") else args
+            step = compiled(call, *given) if name.endswith("compiled") else eager(call, *given)
             label = f"decode step of {NORMS} norms, {name}"
             seen = {"kernels": float(launched(step)), "host": host_ms(step), "graph": graph_time([step])}
             figures |= {f"{label}: {key}": value for key, value in seen.items()}
-            limit = None if name == "native" else float(NORMS)
+            limit = None if name == "native" or name.endswith("compiled") else float(NORMS)
             rows += [
                 (f"{label}: kernels launched", seen["kernels"], "", limit, "<="),
                 (f"{label}: time on the host", seen["host"], "ms", None, "<="),
@@ -63,6 +59,28 @@ def decode_step(modules: dict[str, object]) -> tuple[list[Row], dict[str, float]
             (took,) = least_host_times(lambda: c.rms_norm(out, x, weight, EPSILON))
             rows.append(("one call of rms_norm: vllm_c, output given, host", took, "us", None, "<="))
     return rows, figures
+
+
+def eager(call: Callable[..., Any], *given: Any) -> Callable[[], None]:
+    """Return a step that calls ``call`` for each norm."""
+
+    def step() -> None:
+        for _ in range(NORMS):
+            call(*given)
+
+    return step
+
+
+def compiled(call: Callable[..., Any], x: torch.Tensor, residual: torch.Tensor) -> Callable[[], object]:
+    """Return a step whose norms, each on the results of the one before it, are one compiled graph."""
+
+    def norms(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(NORMS):
+            x, residual = call(x, residual)
+        return x, residual
+
+    made = torch.compile(norms, backend="opdock", fullgraph=True, dynamic=False)
+    return lambda: made(x, residual)
 
 
 def one_call(
