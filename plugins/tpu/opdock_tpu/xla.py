@@ -1,0 +1,64 @@
+"""How code runs on XLA: op by op inside ``enabled()``, or compiled as one program by ``compiled()``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from opdock_tpu import probe
+
+_for_tpu: ContextVar[bool] = ContextVar("for_tpu", default=False)
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """Run torch functions on tensors of device ``jax``; CPU tensors are left to torch."""
+    import torchax
+
+    with torchax.default_env():
+        yield
+
+
+@contextlib.contextmanager
+def without_gradients() -> Iterator[None]:
+    """Do as ``enabled``, and record no gradients."""
+    with torch.no_grad(), enabled():
+        yield
+
+
+@contextlib.contextmanager
+def for_tpu() -> Iterator[None]:
+    """Build kernels for TPUs inside, whatever the process runs on: what is traced here can only be compiled for one."""
+    token = _for_tpu.set(True)
+    try:
+        yield
+    finally:
+        _for_tpu.reset(token)
+
+
+def interpreting() -> bool:
+    """Return whether kernels are interpreted: XLA's CPU client runs no Pallas kernel."""
+    return probe.on_cpu() and not _for_tpu.get()
+
+
+def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``fn``, a function of tensors on device ``jax``, compiled by XLA for each new set of shapes.
+
+    Args:
+        fn: of tensors, and of lists, tuples and dictionaries of them; it must not write to what it is given.
+    """
+    from torchax import interop
+
+    jitted = interop.jax_jit(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        with without_gradients():
+            return jitted(*args)
+
+    return call
