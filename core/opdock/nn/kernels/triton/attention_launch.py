@@ -14,7 +14,9 @@ from torch import Tensor
 
 from opdock.nn.attention.impl import AttentionSpec
 from opdock.nn.attention.metadata import AttentionMetadata
+from opdock.nn.kernels.triton import relaunch
 from opdock.nn.kernels.triton.attention import attend_paged, merge_rows
+from opdock.nn.kernels.triton.attention_again import Counters, DecodePlan, keep, start_again
 
 MOST_SPLITS = 64
 """The parts of a request that one program merges."""
@@ -53,20 +55,6 @@ class Tuning:
     splits: int = 1
     span: int = 0
     merge: bool = True
-
-
-class Counters:
-    """The numbers of ended splits, 0 between calls; they belong to one layer, whose calls follow one another."""
-
-    def __init__(self) -> None:
-        """Begin without."""
-        self._held: Tensor | None = None
-
-    def of(self, count: int, device: torch.device) -> Tensor:
-        """Return at least ``count`` zeros."""
-        if self._held is None or self._held.shape[0] < count or self._held.device != device:
-            self._held = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
-        return self._held
 
 
 @functools.cache
@@ -153,6 +141,13 @@ def paged_attention(
                 elsewhere=elsewhere,
             )  # fmt: skip
         return
+    others = (k_scale, v_scale, alibi_slopes, sinks)
+    done, kept = start_again(
+        attend_paged, counters, spec, query, key_cache, value_cache, metadata, output, others,
+        single or tuning_for_single, elsewhere,
+    )  # fmt: skip
+    if done:
+        return
     group, head = spec.num_heads // spec.num_kv_heads, spec.head_size
     head_pad = max(16, triton.next_power_of_2(head))
     numbers = (spec.scale, spec.logits_soft_cap or 1.0, requests, rows)
@@ -162,7 +157,7 @@ def paged_attention(
     )  # fmt: skip
     tensors = (
         output, query, key_cache, value_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens,
-        k_scale, v_scale, alibi_slopes, sinks,
+        *others,
     )  # fmt: skip
     common: dict[str, Any] = {
         "GROUP": group,
@@ -201,11 +196,22 @@ def paged_attention(
         lse = torch.empty(requests * spec.num_heads * t.splits, dtype=torch.float32, device=query.device)
         if t.merge:
             counter = counters.of(requests * spec.num_kv_heads, query.device)
-    attend_paged[(spec.num_kv_heads, requests, t.splits)](
-        *tensors, partial, lse, counter, *numbers, t.splits, elsewhere, *strides, **common, BLOCK_M=t.block_m,
-        BLOCK_Q=1, TILE=t.tile, SPLIT=t.splits > 1, SPAN=t.span, SINGLE=True, SKIP_SINGLE=False, MERGE=t.merge,
-        num_warps=t.warps, num_stages=t.stages,
+    grid = (spec.num_kv_heads, requests, t.splits)
+    behind = (*numbers, t.splits, elsewhere, *strides)
+    common |= {
+        "BLOCK_M": t.block_m, "BLOCK_Q": 1, "TILE": t.tile, "SPLIT": t.splits > 1, "SPAN": t.span, "SINGLE": True,
+        "SKIP_SINGLE": False, "MERGE": t.merge,
+    }  # fmt: skip
+    made = attend_paged[grid](
+        *tensors, partial, lse, counter, *behind, **common, num_warps=t.warps, num_stages=t.stages
     )  # fmt: skip
+    if kept is not None and (t.merge or t.splits == 1):
+        again = relaunch.again_of(attend_paged, made, index)
+        constants = relaunch.tail_of(attend_paged, len(tensors) + 3 + len(behind), common)
+        sums = requests * spec.num_heads * t.splits if t.splits > 1 else 0
+        if again is not None and constants is not None:
+            sizes = sums * (head_pad + 1), sums * head_pad * 4, requests * spec.num_kv_heads
+            keep(counters.plans(spec), kept, DecodePlan(again, grid, (*behind, *constants), *sizes))
     if t.splits > 1 and not t.merge:
         merge_rows[(spec.num_heads, requests)](
             output, partial, lse, metadata.query_start_loc, metadata.seq_lens, spec.num_heads, t.splits,

@@ -1,0 +1,179 @@
+"""Steps of single tokens started again: pointers differ from step to step, all else was worked out before.
+
+A launch is kept by what its arguments depend on, pointers aside; these must be at multiples of 16 bytes, as memory of
+torch's is, or the launch goes the long way.
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from opdock.nn.attention.impl import AttentionSpec
+from opdock.nn.attention.metadata import AttentionMetadata
+from opdock.nn.kernels.triton.relaunch import Again, allowed
+
+MOST: Final = 1024
+"""Launches that are kept for one kind of layer."""
+
+LENGTHS: Final = 64
+"""Positions: steps whose longest requests have as many of these, rounded up, are cut into the same splits."""
+
+Key: TypeAlias = tuple[Any, ...]
+Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """A launch but for its pointers.
+
+    Attributes:
+        again: starts the compiled kernel.
+        grid: its programs.
+        behind: arguments behind the pointers, constants included.
+        elements: float32 numbers of all splits' parts and of their sums; 0: there is one split.
+        sums_at: bytes from the parts to the sums.
+        counts: counters of ended splits.
+    """
+
+    again: Again
+    grid: tuple[int, int, int]
+    behind: tuple[Any, ...]
+    elements: int = 0
+    sums_at: int = 0
+    counts: int = 0
+
+
+class Counters:
+    """The numbers of ended splits, 0 between calls, and the launches that are kept.
+
+    The numbers belong to one layer, whose calls follow one another; launches are shared by layers of one kind.
+    """
+
+    def __init__(self) -> None:
+        """Begin without."""
+        self._held: Tensor | None = None
+        self._spec: AttentionSpec | None = None
+        self._plans: dict[Key, DecodePlan] = {}
+        self._there = (0, -1, 0)
+
+    def of(self, count: int, device: torch.device) -> Tensor:
+        """Return at least ``count`` zeros."""
+        if self._held is None or self._held.shape[0] < count or self._held.device != device:
+            self._held = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
+            self._there = self._held.shape[0], self._held.get_device(), self._held.data_ptr()
+        return self._held
+
+    def at(self, count: int, query: Tensor, index: int) -> int:
+        """Return where at least ``count`` zeros are, on the device of that index, which is the query's."""
+        there, device, pointer = self._there
+        return pointer if there >= count and device == index else self.of(count, query.device).data_ptr()
+
+    def plans(self, spec: AttentionSpec) -> dict[Key, DecodePlan]:
+        """Return the launches that are kept for such layers."""
+        if spec is not self._spec:
+            self._spec, self._plans = spec, _plans.setdefault(spec, {})
+        return self._plans
+
+
+_plans: dict[AttentionSpec, dict[Key, DecodePlan]] = {}
+
+
+def start_again(
+    kernel: Any,
+    counters: Counters,
+    spec: AttentionSpec,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    output: Tensor,
+    others: tuple[Tensor | None, ...],
+    *facts: object,
+) -> tuple[bool, Key | None]:
+    """Start the launch for single tokens if one like it is kept.
+
+    Args:
+        kernel: the one of single tokens.
+        counters: of the layer.
+        spec: of the layer.
+        query: of the step, on the current device.
+        key_cache: of the layer.
+        value_cache: of the layer.
+        metadata: of the step.
+        output: of the step; written.
+        others: of the layer: scales, slopes and sinks.
+        facts: what else the launch depends on.
+
+    Returns: whether it was started, and under which key it is to be kept if not; None: it cannot be.
+    """
+    index = query.get_device()
+    if index < 0 or metadata.max_query_len > 1 or not allowed(kernel):
+        return False, None
+    table, starts, lens = metadata.block_table, metadata.query_start_loc, metadata.seq_lens
+    pointers = pointers_of(output, query, key_cache, value_cache, table, starts, lens, *others)
+    if pointers is None:
+        return False, None
+    key = (
+        index,
+        lens.shape[0],
+        metadata.num_tokens,
+        -(-metadata.max_seq_len // LENGTHS),
+        table.stride(0),
+        query.stride(),
+        output.stride(),
+        key_cache.stride(),
+        value_cache.stride(),
+        key_cache.shape[1],
+        query.dtype,
+        output.dtype,
+        key_cache.dtype,
+        value_cache.dtype,
+        table.dtype,
+        starts.dtype,
+        lens.dtype,
+        output.get_device(),
+        key_cache.get_device(),
+        value_cache.get_device(),
+        table.get_device(),
+        starts.get_device(),
+        lens.get_device(),
+        *[None if t is None else (t.dtype, t.get_device()) for t in others],
+        *facts,
+    )
+    plan = counters.plans(spec).get(key)
+    if plan is None:
+        return False, key
+    if not plan.elements:
+        plan.again(*plan.grid, index, *pointers, None, None, None, *plan.behind)
+    else:
+        parts = torch.empty(plan.elements, dtype=torch.float32, device=query.device)
+        at, counter = parts.data_ptr(), counters.at(plan.counts, query, index)
+        plan.again(*plan.grid, index, *pointers, at, at + plan.sums_at, counter, *plan.behind)
+    return True, key
+
+
+def pointers_of(*tensors: Tensor | None) -> list[int | None] | None:
+    """Return where tensors are, None for one that is not there; None for all if one is at no multiple of 16 bytes."""
+    found: list[int | None] = []
+    bits = 0
+    for tensor in tensors:
+        if tensor is None:
+            found.append(None)
+        else:
+            pointer = tensor.data_ptr()
+            bits |= pointer
+            found.append(pointer)
+    return None if bits & 15 else found
+
+
+def keep(plans: dict[Key, Plan], key: Key, plan: Plan) -> None:
+    """Keep a launch; where there are too many, the others are forgotten."""
+    if len(plans) >= MOST:
+        plans.clear()
+    plans[key] = plan
