@@ -1,0 +1,56 @@
+"""The providers named ``aiter``: calls of AMD's library, where it is installed and has the functions.
+
+Whether a row's bits are the same in any batch is not documented and was not measured, so none promises it.
+"""
+
+# ruff: noqa: ARG001, D103 - signatures and documentation are those of the IR ops
+# mypy: disable-error-code="untyped-decorator, no-any-return"
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opdock import ir
+from opdock_rocm import aiter_library, aiter_predicates, probe
+from opdock_rocm.platform import RocmPlatform
+from opdock_rocm.priorities import AITER
+
+
+def supported() -> bool | str:
+    """Return True where AITER can be used on this process's first GPU, or why not."""
+    # The GPU first: importing AITER where there is none fails, or compiles for a minute.
+    return probe.why_not() or aiter_library.why_not_on(RocmPlatform.get_gfx()) or aiter_library.why_not() or True
+
+
+@ir.ops.rms_norm.register_impl(AITER, supported=supported, supports_args=aiter_predicates.rms_norm)
+def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
+    rows = x.view(-1, x.shape[-1])
+    return aiter_library.function("rmsnorm2d_fwd")(rows, weight, epsilon).view(x.shape)
+
+
+@ir.ops.fused_add_rms_norm.register_impl(AITER, supported=supported, supports_args=aiter_predicates.fused_add_rms_norm)
+def fused_add_rms_norm(
+    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    shape = (-1, x.shape[-1])
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    aiter_library.function("rmsnorm2d_fwd_with_add")(
+        out.view(shape), x.view(shape), x_residual.view(shape), total.view(shape), weight, epsilon
+    )
+    return out, total
+
+
+@ir.ops.silu_and_mul.register_impl(AITER, supported=supported, supports_args=aiter_predicates.silu_and_mul)
+def silu_and_mul(x: Tensor) -> Tensor:
+    return _gated("silu_and_mul", x)
+
+
+@ir.ops.gelu_and_mul.register_impl(AITER, supported=supported, supports_args=aiter_predicates.gelu_and_mul)
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    return _gated("gelu_tanh_and_mul" if approximate == "tanh" else "gelu_and_mul", x)
+
+
+def _gated(name: str, x: Tensor) -> Tensor:
+    out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+    aiter_library.function(name)(out.view(-1, out.shape[-1]), x.view(-1, x.shape[-1]))
+    return out
