@@ -69,14 +69,22 @@ def block_table(blocks: Sequence[Sequence[int]], width: int) -> torch.Tensor:
 
 
 def send(longs: Sequence[torch.Tensor], ints: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Return copies on the device, int64 ones first, through one transfer; on the CPU the tensors themselves."""
+    """Return copies on the device, int64 ones first, through one transfer; on the CPU the tensors themselves.
+
+    Each begins at a multiple of 16 bytes: kernels are compiled for pointers that do, and again for those that do not.
+    """
     if device.type == "cpu":
         return [*longs, *ints]
-    packed = torch.cat([t.reshape(-1).view(torch.int32) for t in (*longs, *ints)])
-    there = packed.pin_memory().to(device, non_blocking=True)
-    found, at = [], 0
-    for tensor in (*longs, *ints):
-        words = tensor.numel() * tensor.element_size() // 4
-        found.append(there[at : at + words].view(tensor.dtype).view(tensor.shape))
-        at += words
-    return found
+    tensors = (*longs, *ints)
+    words = [t.numel() * t.element_size() // 4 for t in tensors]
+    packed = torch.empty(sum(-(-n // 4) * 4 for n in words), dtype=torch.int32, pin_memory=True)
+    places, at = [], 0
+    for tensor, count in zip(tensors, words, strict=True):
+        places.append(at)
+        packed[at : at + count] = tensor.reshape(-1).view(torch.int32)
+        at += -(-count // 4) * 4
+    there = packed.to(device, non_blocking=True)
+    return [
+        there[at : at + count].view(tensor.dtype).view(tensor.shape)
+        for tensor, count, at in zip(tensors, words, places, strict=True)
+    ]

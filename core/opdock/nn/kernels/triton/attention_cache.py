@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 
+from opdock.nn.kernels.triton import relaunch
+from opdock.nn.kernels.triton.attention_again import Key, keep, pointers_of
 from opdock.nn.kernels.triton.fp8 import NO_FP8, constants, to_fp8
 from opdock.nn.kernels.triton.target import target_of
 
@@ -67,18 +69,50 @@ def reshape_and_cache(
     tokens, heads, head = key.shape
     if not tokens or not heads:
         return
+    index, kept = key.get_device(), None
+    if index >= 0 and index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            reshape_and_cache(key, value, key_cache, value_cache, slots, k_scale, v_scale)
+        return
+    if index >= 0 and relaunch.allowed(store_token):
+        pointers = pointers_of(key, value, key_cache, value_cache, slots, k_scale, v_scale)
+        if pointers is not None:
+            kept = (
+                index, key.shape, key.stride(), value.stride(), key_cache.shape, key_cache.stride(),
+                value_cache.stride(), key.dtype, value.dtype, key_cache.dtype, value_cache.dtype, slots.dtype,
+                k_scale.dtype, v_scale.dtype, value.get_device(), key_cache.get_device(), value_cache.get_device(),
+                slots.get_device(), k_scale.get_device(), v_scale.get_device(),
+            )  # fmt: skip
+            found = _kept.get(kept)
+            if found is not None:
+                again, behind = found
+                again(tokens, 1, 1, index, *pointers, *behind)
+                return
     quantised, facts = key_cache.dtype.itemsize == 1, NO_FP8
     if quantised:
-        target = target_of(key.get_device())
+        target = target_of(index)
         facts = constants(key_cache.dtype, target)
         if not facts["HARD"]:
             key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     block = triton.next_power_of_2(heads * head)
-    store_token[(tokens,)](
-        key, value, key_cache, value_cache, slots, k_scale, v_scale,
+    numbers = (
         key_cache.shape[0] * key_cache.shape[1], key_cache.shape[1],
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         *key_cache.stride()[:3], *value_cache.stride()[:3],
-        HEADS=heads, HEAD=head, BLOCK=block, QUANTISED=quantised, **facts,
+    )  # fmt: skip
+    fixed = {"HEADS": heads, "HEAD": head, "BLOCK": block, "QUANTISED": quantised, **facts}
+    made = store_token[(tokens,)](
+        key, value, key_cache, value_cache, slots, k_scale, v_scale, *numbers, **fixed,
         num_warps=max(1, min(8, block // 256)),
     )  # fmt: skip
+    if kept is not None:
+        started, tail = (
+            relaunch.again_of(store_token, made, index),
+            relaunch.tail_of(store_token, 7 + len(numbers), fixed),
+        )
+        if started is not None and tail is not None:
+            keep(_kept, kept, (started, (*numbers, *tail)))
+
+
+_kept: dict[Key, tuple[relaunch.Again, tuple[Any, ...]]] = {}
+"""Launches by what they depend on, pointers aside."""
