@@ -5,28 +5,36 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from opdock import env
 from opdock.errors import ConfigError, OrderError, UnknownNameError, suggest
+from opdock.nn.attention.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from opdock.nn.attention.attention import Attention
-    from opdock.nn.attention.metadata import AttentionMetadata
     from opdock.nn.attention.paged_cache import PagedKVCache
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardContext:
-    """One step: its metadata, for all layers or by layer name, and the layers."""
+    """One step: its metadata, for all layers or by layer name, and the layers.
+
+    Attributes:
+        attn_metadata: of the step.
+        layers: by name.
+        strict: whether every slot and block is looked at: ``OPDOCK_STRICT`` as it stood when the step began.
+    """
 
     attn_metadata: AttentionMetadata | Mapping[str, AttentionMetadata]
     layers: Mapping[str, Attention]
+    strict: bool = field(default_factory=env.strict)
+    _fitted: list[tuple[AttentionMetadata, int, int]] = field(default_factory=list)
 
     def step(self, layer_name: str, rows: int, key_cache: Tensor) -> tuple[Attention, AttentionMetadata]:
         """Return a layer and its metadata, once they fit ``rows`` tokens and the cache.
@@ -37,6 +45,10 @@ class ForwardContext:
         """
         layer, metadata = self.of(layer_name)
         blocks, block_size = key_cache.shape[:2]
+        if self._fitted and not self.strict:  # layers are alike: what fits the first fits the next
+            fitted, tokens, size = self._fitted[0]
+            if fitted is metadata and tokens == rows and size == block_size:
+                return layer, metadata
         if rows != metadata.num_tokens or rows != metadata.slot_mapping.shape[0]:
             raise ConfigError(
                 f"The step has {metadata.num_tokens} rows and {metadata.slot_mapping.shape[0]} slots, and "
@@ -53,8 +65,9 @@ class ForwardContext:
                 f"is {metadata.max_seq_len}.",
                 remedy=f"give it {-(-metadata.max_seq_len // block_size)} columns.",
             )
-        if env.strict() and not (key_cache.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self.strict and not (key_cache.is_cuda and torch.cuda.is_current_stream_capturing()):
             _check_places(layer_name, metadata, blocks, block_size)
+        self._fitted[:] = [(metadata, rows, block_size)]
         return layer, metadata
 
     def of(self, layer_name: str) -> tuple[Attention, AttentionMetadata]:
@@ -66,7 +79,7 @@ class ForwardContext:
                 remedy=suggest(layer_name, self.layers),
             )
         found = self.attn_metadata
-        if isinstance(found, Mapping):
+        if type(found) is not AttentionMetadata and isinstance(found, Mapping):
             if layer_name not in found:
                 raise UnknownNameError(
                     f"The step has no metadata for the layer {layer_name!r}.", remedy=suggest(layer_name, found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,17 +23,22 @@ class TritonImpl(AttentionImpl):
     def __init__(self, spec: AttentionSpec, layer: Attention) -> None:
         """Load Triton."""
         super().__init__(spec, layer)
-        from opdock.nn.kernels.triton import attention_cache, attention_launch
+        from opdock.nn.kernels.triton import attention_again, attention_cache, attention_launch
 
         self._store, self._attend = attention_cache.reshape_and_cache, attention_launch.paged_attention
-        self._counters = attention_launch.Counters()
+        self._counters = attention_again.Counters()
 
     def update_cache(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata
     ) -> None:
         """Write both in one kernel."""
-        layer = self.layer
-        self._store(key, value, key_cache, value_cache, metadata.slot_mapping, layer.k_scale, layer.v_scale)
+        k_scale, v_scale = self._held("k_scale"), self._held("v_scale")
+        self._store(key, value, key_cache, value_cache, metadata.slot_mapping, k_scale, v_scale)
+
+    def _held(self, name: str) -> Any:
+        """Return a tensor of the layer; to ask a module for an attribute takes much longer."""
+        buffers = self.layer._buffers
+        return buffers[name] if name in buffers else getattr(self.layer, name)
 
     def forward(
         self,
@@ -59,7 +64,6 @@ class TritonImpl(AttentionImpl):
         elsewhere: int = 1 << 30,
     ) -> None:
         """Start the kernels; prompts without a prefix of ``elsewhere`` tokens and more are left out."""
-        layer = self.layer
         self._attend(
             query,
             key_cache,
@@ -67,11 +71,11 @@ class TritonImpl(AttentionImpl):
             metadata,
             output,
             self.spec,
-            k_scale=layer.k_scale,
-            v_scale=layer.v_scale,
+            k_scale=self._held("k_scale"),
+            v_scale=self._held("v_scale"),
             counters=self._counters,
-            alibi_slopes=layer.alibi_slopes,
-            sinks=layer.sinks,
+            alibi_slopes=self._held("alibi_slopes"),
+            sinks=self._held("sinks"),
             elsewhere=elsewhere,
         )
 
