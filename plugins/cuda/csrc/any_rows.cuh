@@ -8,7 +8,7 @@ namespace opdock {
 // Any width and any alignment, element by element; a row is read again for each pass over it.
 template <typename T, typename O, In IN, bool NORM, Out OUT>
 __global__ void any_row_kernel(const __grid_constant__ Given<IN, NORM, OUT, true> args) {
-  __shared__ alignas(16) float shared[2][32];
+  alignas(16) __shared__ float shared[2][32];
   after_previous();
   const T* weight = nullptr;
   if constexpr (NORM) weight = (const T*)args.norm.weight;

@@ -1,5 +1,9 @@
 // reshape_and_cache: writing keys and values into the slots of a paged cache.
+#ifdef OPDOCK_KERNELS_ONLY
+#include "common.cuh"
+#else
 #include "launch.cuh"
+#endif
 
 namespace opdock {
 namespace {
@@ -23,6 +27,8 @@ __global__ void cache_kernel(const V* key, const V* value, V* key_cache, V* valu
     to_value[i] = v;
   }
 }
+
+#ifndef OPDOCK_KERNELS_ONLY
 
 void write_rows(const View& key, const View& value, const View& key_cache, const View& value_cache,
                 const View& slots) {
@@ -79,8 +85,12 @@ void reshape_and_cache_(const Tensor& key, const Tensor& value, Tensor key_cache
   write_rows(View(key), View(value), View(key_cache), View(value_cache), View(slots));
 }
 
+#endif
+
 }  // namespace
 }  // namespace opdock
+
+#ifndef OPDOCK_KERNELS_ONLY
 
 STABLE_TORCH_LIBRARY_FRAGMENT(opdock_cuda, m) {
   m.def(
@@ -91,3 +101,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(opdock_cuda, m) {
 STABLE_TORCH_LIBRARY_IMPL(opdock_cuda, CUDA, m) {
   m.impl("reshape_and_cache_", TORCH_BOX(&opdock::reshape_and_cache_));
 }
+
+#endif

@@ -1,10 +1,7 @@
 // What the kernels share: types, 16-byte access, reductions over the threads of a row.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-#include <cuda_runtime.h>
+#include "portable.cuh"
 
 #include <cstdint>
 #include <cstring>
@@ -198,9 +195,13 @@ __device__ __forceinline__ float over_448(float v) {
 // 1 / s, correctly rounded, without the branches that the division has for results that underflow. Compared with it for
 // every positive float.
 __device__ __forceinline__ float reciprocal(float s) {
+#ifdef __HIP__
+  return 1.0f / s;
+#else
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(s));
   return s < 8e37f && s > 1.2e-38f ? fmaf(y, fmaf(-s, y, 1.0f), y) : 1.0f / s;
+#endif
 }
 
 }  // namespace opdock

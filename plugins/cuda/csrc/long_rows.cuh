@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(most_threads(ITEMS), least_blocks(ITEMS))
     long_row_kernel(const __grid_constant__ Given<IN, NORM, OUT, false> args) {
   constexpr bool kTwo = IN != In::Plain;
   constexpr int VEC = 2 * kPairs<T>, SECOND = kTwo ? ITEMS : 1;
-  __shared__ alignas(16) float shared[2][32];
+  alignas(16) __shared__ float shared[2][32];
   const int row = blockIdx.x, step = blockDim.x * VEC;
   int start = threadIdx.x * VEC;
   if constexpr (kPieces<NORM, OUT>) start += blockIdx.y * ITEMS * step;

@@ -16,7 +16,9 @@ namespace opdock {
 enum class In { Plain, Add, Silu, Gelu, GeluTanh };
 enum class Out { Same, Static, Token };
 
+#ifndef __HIP__
 constexpr float kFp8Max = 448.0f;
+#endif
 
 // Rows are numbered over two leading dimensions of any strides (in elements); the last one is dense.
 struct Rows {

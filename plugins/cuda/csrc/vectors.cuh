@@ -33,7 +33,11 @@ template <typename T> __device__ __forceinline__ float normalised(float v, float
 // The scale of a row, from its largest element.
 __device__ __forceinline__ float token_scale(float largest, const float* bound) {
   if (bound != nullptr && *bound < largest) largest = *bound;  // NaN is larger than nothing, and stays
+#ifdef __HIP__
+  const float scale = over_448(largest) * (448.0f / kFp8Max);  // exact: 1 or 2
+#else
   const float scale = over_448(largest);
+#endif
   constexpr float least = 1.0f / (kFp8Max * 512.0f);
   return scale < least ? least : scale;
 }

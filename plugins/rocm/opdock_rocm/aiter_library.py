@@ -18,9 +18,6 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "rmsnorm2d_fwd": ("input", "weight", "epsilon"),
         "rmsnorm2d_fwd_with_add": ("out", "input", "residual_in", "residual_out", "weight", "epsilon"),
-        "silu_and_mul": ("out", "input"),
-        "gelu_and_mul": ("out", "input"),
-        "gelu_tanh_and_mul": ("out", "input"),
     }
 )
 """The functions that are called, and what is passed to each, by position."""

@@ -41,16 +41,6 @@ def fused_add_rms_norm(
     )
 
 
-def silu_and_mul(x: Tensor) -> Answer:
-    """Return whether AITER's ``silu_and_mul`` takes x."""
-    return _rows("x", x) or _halves(x) or predicates.silu_and_mul(x)
-
-
-def gelu_and_mul(x: Tensor, approximate: str = "none") -> Answer:
-    """Return whether AITER's ``gelu_and_mul`` or ``gelu_tanh_and_mul`` takes x."""
-    return _rows("x", x) or _halves(x) or predicates.gelu_and_mul(x, approximate)
-
-
 def _rows(name: str, x: Tensor) -> str:
     if x.dtype not in _HALVES:
         return f"{name} of {x.dtype}: AITER is used for float16 and bfloat16"
@@ -64,7 +54,3 @@ def _wide(x: Tensor) -> str:
     if hidden > _WIDEST or hidden % _STEP:
         return f"rows of {hidden}: AITER takes multiples of {_STEP} up to {_WIDEST}"
     return ""
-
-
-def _halves(x: Tensor) -> str:
-    return "" if not x.shape[-1] % (2 * _STEP) else f"halves of {x.shape[-1] / 2:g}: AITER takes multiples of {_STEP}"

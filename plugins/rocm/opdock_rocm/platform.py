@@ -57,7 +57,7 @@ class RocmPlatform(Platform):
 
     @classmethod
     def get_gfx(cls, device_id: int = 0) -> str:
-        """Return the architecture of a device, for example ``gfx942``."""
+        """Return the architecture of a device, for example ``gfx942``; "" where there is no usable GPU."""
         return _facts(device_id).gfx
 
     @classmethod
@@ -185,7 +185,7 @@ def _read(device_id: int, environ: tuple[tuple[str, str], ...]) -> gpus.Facts:
     found = seen.gpus if seen.by == wsl.RUNTIME else visible.select(dict(environ), seen.gpus)
     if 0 <= device_id < len(found) and found[device_id].gfx:
         return found[device_id]
-    return _read_torch(device_id)
+    return gpus.Facts() if probe.why_not() else _read_torch(device_id)
 
 
 @functools.cache

@@ -24,11 +24,8 @@ PROVIDED = (
 )
 """The IR ops that have a provider ``hip``, and one ``triton``."""
 
-BY_AITER = ("rms_norm", "fused_add_rms_norm", "silu_and_mul", "gelu_and_mul")
-"""Those that have one ``aiter``."""
-
-FIRST_BY_AITER = ("rms_norm", "fused_add_rms_norm")
-"""Those that AITER comes first for: its activations round less exactly in bfloat16 than the definitions allow."""
+BY_AITER = ("rms_norm", "fused_add_rms_norm")
+"""Those that have one ``aiter`` too."""
 
 LEFT_TO_INDUCTOR = frozenset(
     ("silu_and_mul", "gelu_and_mul", "static_scaled_fp8_quant", "silu_and_mul_static_fp8_quant")
@@ -43,7 +40,7 @@ def default_priority(*, inductor: bool) -> IrOpPriorityConfig:
         inductor: whether Inductor compiles what is left native.
     """
     orders = {
-        op: [*([AITER] if op in FIRST_BY_AITER else []), HIP, TRITON, NATIVE]
+        op: [*([AITER] if op in BY_AITER else []), HIP, TRITON, NATIVE]
         for op in PROVIDED
         if not (inductor and op in LEFT_TO_INDUCTOR)
     }

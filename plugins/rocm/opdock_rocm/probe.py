@@ -81,7 +81,7 @@ def look() -> Seen:
             kind = "is not installed" if build is None else f"{build.version} is built without it"
             return Seen(failure=f"no AMD GPU: under WSL one is found through HIP, and PyTorch {kind}")
         try:
-            reason, found = wsl.read(wsl.ask(build.libraries))
+            reason, found = wsl.read(wsl.ask(wsl.paths(build.libraries)))
         except child.Broken as err:
             return Seen(by=wsl.RUNTIME, failure=err.text, broken=True)
         return Seen(found, wsl.RUNTIME, reason and f"no AMD GPU: {wsl.RUNTIME} cannot be used: {reason}")

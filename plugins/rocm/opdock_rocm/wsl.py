@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform as host
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +52,21 @@ def is_wsl(release: str | None = None, exists: Callable[[str], bool] = lambda pa
     return "microsoft" in (release or host.uname().release).lower() and exists(DEVICE)
 
 
-def ask(libraries: str = "", *, timeout: float = child.TIMEOUT) -> dict[str, Any]:
+def paths(libraries: str) -> tuple[str, ...]:
+    """Return where HIP's runtime may be; first in torch's folder of libraries, which has one of its own."""
+    return (*(f"{folder}/{RUNTIME}" for folder in (libraries, *FOLDERS)), RUNTIME)
+
+
+def ask(where: Sequence[str], *, timeout: float = child.TIMEOUT) -> dict[str, Any]:
     """Ask HIP's runtime for the GPUs that it lets this process see; ``read`` reads the answer.
 
     Args:
-        libraries: torch's folder of libraries, which has a runtime of its own; "".
+        where: paths of it; the first that can be loaded is asked.
         timeout: seconds.
 
     Raises: child.Broken.
     """
-    folders = [folder for folder in (libraries, *FOLDERS) if folder]
-    return child.ask(_PROGRAM, *(f"{folder}/{RUNTIME}" for folder in folders), RUNTIME, timeout=timeout)
+    return child.ask(_PROGRAM, *where, timeout=timeout)
 
 
 def read(answer: dict[str, Any]) -> tuple[str, tuple[Facts, ...]]:
