@@ -58,7 +58,8 @@ def test_everything_passes_on_a_correct_package(good: str) -> None:
     report = run(good, seed=3)
     assert not [r.message for r in report.of(FAILED)]
     assert report.ok
-    assert {r.check for r in report.of(PASSED)} >= set(all_checks()) - {"provider.inductor"}
+    elsewhere = {"provider.inductor", "attention.loads", "attention.values"}  # the package has no attention backend
+    assert {r.check for r in report.of(PASSED)} >= set(all_checks()) - elsewhere
     assert report.device == "cpu"
     told = report.to_dict()
     assert told["schema"] == "opdock.conformance/1"

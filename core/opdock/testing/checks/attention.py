@@ -24,7 +24,7 @@ def _names(kit: Kit) -> list[str]:
 
 
 @check("attention.loads", needs=("platform.activates",))
-def loads(kit: Kit) -> str:
+def loads(kit: Kit, subject: str) -> str:
     """Every attention backend of the package can be imported, and goes by the name that it is registered under."""
     from opdock.nn.attention import registry
 
@@ -36,7 +36,7 @@ def loads(kit: Kit) -> str:
 
 
 @check("attention.values", needs=("attention.loads", "platform.dtypes_compute"))
-def values(kit: Kit) -> str:
+def values(kit: Kit, subject: str) -> str:
     """Every attention backend agrees with float64: permuted blocks, NaN in unwritten slots, padding, all features."""
     from opdock.testing.attention_cases import TOLERANCES, cases, judge
 
