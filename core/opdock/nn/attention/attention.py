@@ -222,7 +222,8 @@ class Attention(PluggableLayer):
     def _paged(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend to the requests of the step: in one op where this is traced, else directly."""
         q = query.view(-1, self.num_heads, self.head_size)
-        k, v = (t.view(-1, self.num_kv_heads, self.head_size) for t in (key, value))
+        k = key.view(-1, self.num_kv_heads, self.head_size)
+        v = value.view(-1, self.num_kv_heads, self.head_size)
         if self._direct and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
             return self._now(q, k, v).view(query.shape)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)

@@ -115,16 +115,20 @@ def start_again(
     index = query.get_device()
     if index < 0 or metadata.max_query_len > 1 or not allowed(kernel):
         return False, None
-    table, starts, lens = metadata.block_table, metadata.query_start_loc, metadata.seq_lens
-    pointers = pointers_of(output, query, key_cache, value_cache, table, starts, lens, *others)
-    if pointers is None:
+    step = metadata.__dict__.get(_STEP)
+    if step is None or step[0] != id(metadata):
+        step = _step_of(metadata)
+    _, table, starts, lens, bits, of_step = step
+    at_output, at_query = output.data_ptr(), query.data_ptr()
+    at_keys, at_values = key_cache.data_ptr(), value_cache.data_ptr()
+    at_others = [None if t is None else t.data_ptr() for t in others]
+    for pointer in at_others:
+        bits |= pointer or 0
+    if (bits | at_output | at_query | at_keys | at_values) & 15:
         return False, None
     key = (
+        of_step,
         index,
-        lens.shape[0],
-        metadata.num_tokens,
-        -(-metadata.max_seq_len // LENGTHS),
-        table.stride(0),
         query.stride(),
         output.stride(),
         key_cache.stride(),
@@ -134,21 +138,16 @@ def start_again(
         output.dtype,
         key_cache.dtype,
         value_cache.dtype,
-        table.dtype,
-        starts.dtype,
-        lens.dtype,
         output.get_device(),
         key_cache.get_device(),
         value_cache.get_device(),
-        table.get_device(),
-        starts.get_device(),
-        lens.get_device(),
-        *[None if t is None else (t.dtype, t.get_device()) for t in others],
+        *[t if t is None else (t.dtype, t.get_device()) for t in others],
         *facts,
     )
     plan = counters.plans(spec).get(key)
     if plan is None:
         return False, key
+    pointers = at_output, at_query, at_keys, at_values, table, starts, lens, *at_others
     if not plan.elements:
         plan.again(*plan.grid, index, *pointers, None, None, None, *plan.behind)
     else:
@@ -156,6 +155,28 @@ def start_again(
         at, counter = parts.data_ptr(), counters.at(plan.counts, query, index)
         plan.again(*plan.grid, index, *pointers, at, at + plan.sums_at, counter, *plan.behind)
     return True, key
+
+
+_STEP: Final = "_opdock_again"
+
+
+def _step_of(metadata: AttentionMetadata) -> tuple[int, int, int, int, int, Key]:
+    """Return whose it is, where a step's tensors are, all bits of that, and what launches depend on.
+
+    It is kept with the metadata, which layers share; a copy of that has tensors of its own, and is told by its id.
+    """
+    table, starts, lens = metadata.block_table, metadata.query_start_loc, metadata.seq_lens
+    places = table.data_ptr(), starts.data_ptr(), lens.data_ptr()
+    key = (
+        lens.shape[0],
+        metadata.num_tokens,
+        -(-metadata.max_seq_len // LENGTHS),
+        table.stride(0),
+        *[(t.dtype, t.get_device()) for t in (table, starts, lens)],
+    )
+    found = (id(metadata), *places, places[0] | places[1] | places[2], key)
+    metadata.__dict__[_STEP] = found
+    return found
 
 
 def pointers_of(*tensors: Tensor | None) -> list[int | None] | None:
