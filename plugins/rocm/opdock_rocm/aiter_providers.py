@@ -1,8 +1,8 @@
 """The providers named ``aiter``: calls of AMD's library, where it is installed and has the functions.
 
 Whether a row's bits are the same in any batch is not documented and was not measured, so none promises it. Its
-activations are not used: in bfloat16 they are less exact than the definitions allow (errors of 6e-2 were reported, where
-other kernels have 4e-3).
+activations are not used: in bfloat16 they are less exact than the definitions allow (errors of 6e-2 were reported,
+where other kernels have 4e-3).
 """
 
 # ruff: noqa: ARG001, D103 - signatures and documentation are those of the IR ops
