@@ -31,6 +31,7 @@ def forward_of(model: CausalDecoder) -> Forward:
     options: dict[str, Any] = {"guard_filter_fn": _kept}
     if backend in ("opdock", "inductor"):
         options["graph_partition"] = False  # parts are of use for Inductor's own graphs; steps are captured whole
+        options["size_asserts"] = False  # of the weights, at each call; they stay as well
     compiled = torch.compile(_own(model), backend=backend, fullgraph=True, options=options)
 
     def run(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
