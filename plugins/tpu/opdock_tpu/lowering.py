@@ -17,8 +17,13 @@ from opdock.config import NATIVE
 
 
 def register() -> None:
-    """Fill torchax's table; again, it changes nothing."""
+    """Fill torchax's table, and its device module; again, it changes nothing."""
+    from torchax import device_module
+
     from opdock_tpu import ops
+
+    if not hasattr(device_module, "Event"):
+        device_module.Event = Event
 
     tpu = torch.ops.opdock_tpu
     _put(tpu.rms_norm.default, ops.rms_norm_arrays, of_arrays=True)
@@ -29,6 +34,25 @@ def register() -> None:
             if overload is not None:
                 _put(overload, run)
     _put(torch.Tensor.narrow, narrow)
+    _put(torch.Tensor.view, view)
+    _put(torch.Tensor.copy_, copy_)
+
+
+class Event:
+    """An event of a device that has no queue to ask: a copy to the host waits for what it copies."""
+
+    def __init__(self, enable_timing: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
+        """Keep nothing."""
+
+    def record(self, stream: object = None) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Return True."""
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing."""
 
 
 def _chosen(op: ir.IrOp) -> Callable[..., Any]:
@@ -79,11 +103,71 @@ def narrow(self: Any, dim: int, start: int, length: int) -> Tensor:
 
     torchax's own gives a copy, so that ``x.narrow(...).copy_(y)`` would change nothing.
     """
-    from torchax.view import NarrowInfo, View
+    from torchax.view import View
 
     place = dim % self.ndim
     slices = (slice(None),) * place + (slice(start, start + length),)
-    return View(self, view_info=NarrowInfo(slices), env=self._env)
+    shape = (*self.shape[:place], length, *self.shape[place + 1 :])
+    return View(self, view_info=_narrowed()(slices, shape), env=self._env)
+
+
+@functools.cache
+def _narrowed() -> Any:
+    from torchax.view import NarrowInfo
+
+    class Narrowed(NarrowInfo):  # type: ignore[misc] # a class of torchax, which may be missing
+        """A part whose shape is known: torchax cuts it out to see its shape, by a program for each length."""
+
+        def __init__(self, slices: tuple[slice, ...], shape: tuple[int, ...]) -> None:
+            super().__init__(slices)
+            self.shape = shape
+
+        def calculate_output_shape(self, source: Any) -> tuple[int, ...]:
+            return self.shape
+
+    return Narrowed
+
+
+def view(self: Any, *shape: Any) -> Tensor:
+    """Return the elements in another shape, or their bits in another dtype.
+
+    XLA has no int64 here, and holds such numbers as int32. Where int32 is to be read as int64, two words are one
+    number: its lower word is the value.
+    """
+    import torchax
+    from jax import lax
+    from torchax.ops import mappings
+
+    array, (first, *_) = self.jax(), shape
+    if isinstance(first, torch.dtype):
+        if first is torch.int64 and array.dtype.itemsize == 4:
+            made = array.reshape(*array.shape[:-1], -1, 2)[..., 0]
+        else:
+            made = lax.bitcast_convert_type(array, mappings.t2j_dtype(first))
+    else:
+        made = array.reshape(tuple(first) if isinstance(first, (tuple, list)) else shape)
+    return torchax.tensor.Tensor(made, self._env)  # type: ignore[no-any-return]
+
+
+def copy_(self: Any, source: Any, non_blocking: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002 - torch's
+    """Write ``source`` to ``self``, either of which may be a CPU tensor; torchax's own writes to none of those."""
+    from torch.utils._mode_utils import no_dispatch
+    from torchax.ops import mappings
+    from torchax.view import View
+
+    if not hasattr(self, "jax"):
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            return self.copy_(mappings.j2t(source.jax(), use_dlpack=False))  # type: ignore[no-any-return]
+    import jax.numpy as jnp
+
+    with no_dispatch(), torch._C.DisableTorchFunction():
+        array = source.jax() if hasattr(source, "jax") else mappings.t2j(source, use_dlpack=False)
+    made = jnp.broadcast_to(array, tuple(self.shape)).astype(mappings.t2j_dtype(self.dtype))
+    if isinstance(self, View):
+        self.update(made)
+    else:
+        self._elem = made
+    return self  # type: ignore[no-any-return]
 
 
 def _put(torch_op: Any, function: Callable[..., Any], *, of_arrays: bool = False) -> None:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from opdock_tpu import probe
 
@@ -17,11 +18,21 @@ _for_tpu: ContextVar[bool] = ContextVar("for_tpu", default=False)
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Run torch functions on tensors of device ``jax``; CPU tensors are left to torch."""
+    """Run torch functions on tensors of device ``jax``; CPU tensors are left to torch, and never pinned."""
     import torchax
 
-    with torchax.default_env():
+    with torchax.default_env(), _Unpinned():
         yield
+
+
+class _Unpinned(TorchFunctionMode):
+    """Leaves out ``pin_memory=True``, for which torchax gives torch no allocator: XLA copies from memory of its own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if given.get("pin_memory"):
+            given = {name: value for name, value in given.items() if name != "pin_memory"}
+        return func(*args, **given)
 
 
 @contextlib.contextmanager
