@@ -134,14 +134,16 @@ class RocmPlatform(Platform):
 
     @classmethod
     def register_oot(cls) -> None:
-        """Register the replaced layers."""
-        from opdock_rocm import layers  # noqa: F401
+        """Register the attention backend ``ROCM_ATTN`` and the replaced layers."""
+        from opdock_rocm import attention_choice, layers  # noqa: F401
+
+        attention_choice.register()
 
     @classmethod
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """Return the path of the host's Triton backend where it fits, or is asked for; else the host chooses."""
+        """Return the path of ``ROCM_ATTN`` where it fits, or is asked for; else the host chooses."""
         from opdock_rocm import attention_choice
 
         return attention_choice.choose(selected_backend, attn_selector_config, cls.get_gfx)

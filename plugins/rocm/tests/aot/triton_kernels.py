@@ -1,7 +1,7 @@
 """Compile opdock's Triton kernels for AMD GPUs, without one, and look at the assembly.
 
-``python triton_kernels.py FOLDER`` prints a table and writes it as ``triton.md`` and ``triton.json``. It ends with 1 if a
-kernel does not build for a target or is not as it should be. It takes Triton, opdock and opdock-rocm.
+``python triton_kernels.py FOLDER`` prints a table and writes it as ``triton.md`` and ``triton.json``. It ends with 1 if
+a kernel does not build for a target or is not as it should be. It takes Triton, opdock and opdock-rocm.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ _ROTARY = {"q_ptr": "*bf16", "k_ptr": "*bf16", "positions_ptr": "*i64", "table_p
 _GEMMA = _NORM | {"out_ptr": "*bf16"}
 _ATTENTION = (
     dict.fromkeys(("table_ptr", "starts_ptr", "lens_ptr"), "*i32")
-    | dict.fromkeys(("out_ptr", "query_ptr", "key_ptr", "value_ptr"), "*bf16")
     | dict.fromkeys(("scale", "soft_cap"), "fp32")
     | dict.fromkeys(
         (
@@ -135,32 +134,39 @@ def builds() -> Iterator[Build]:
     own = "opdock_rocm.gemma"
     yield Build("GemmaRMSNorm", own, "gemma_norm", _GEMMA, dense)
     yield Build("GemmaRMSNorm with a residual", own, "gemma_norm", _GEMMA | _summed(), dense)
-    yield from (attention(single=single) for single in (True, False))
+    for head, dtype in ((64, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp32"), (256, "fp32")):
+        yield from (attention(single=single, head=head, dtype=dtype) for single in (True, False))
 
 
 def _summed() -> dict[str, str]:
     return {"residual_ptr": "*bf16", "sum_ptr": "*bf16"}
 
 
-def attention(*, single: bool) -> Build:
-    """Return attention over a paged cache: of decoded tokens, or of prompts; 32 heads on 8, of 128 columns."""
-    from opdock.nn.attention.impl import AttentionSpec
-    from opdock.nn.kernels.triton.attention_launch import tuning_for_prompts, tuning_for_single
+def attention(*, single: bool, head: int = 128, dtype: str = "bf16") -> Build:
+    """Return attention over a paged cache, cut as the backend cuts it: of decoded tokens, or of prompts."""
+    from opdock_rocm.attention import for_prompts, for_single
 
-    spec = AttentionSpec(num_heads=32, num_kv_heads=8, head_size=128, scale=1.0)
-    tuning = tuning_for_single(spec, 1, 4096, 304) if single else tuning_for_prompts(spec)
-    types = dict(_ATTENTION)
+    from opdock.nn.attention.impl import AttentionSpec
+
+    spec, itemsize = AttentionSpec(num_heads=32, num_kv_heads=8, head_size=head, scale=1.0), 4 if dtype == "fp32" else 2
+    tuning = for_single(spec, 1, 4096, 304, itemsize) if single else for_prompts(spec, itemsize)
+    # In 16 bits the host asks for tf32, which changes nothing there, and which Triton refuses but for gfx942: the
+    # backend declines on the others, and this shows what they would run.
+    precision = "ieee"
+    types = _ATTENTION | dict.fromkeys(("out_ptr", "query_ptr", "key_ptr", "value_ptr"), f"*{dtype}")
     if single:
         types |= {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "counter_ptr": "*i32"}
     constants: dict[str, Any] = {
-        "GROUP": 4, "HEAD": 128, "HEAD_PAD": 128, "BLOCK_SIZE": 16, "BLOCK_M": tuning.block_m,
+        "GROUP": 4, "HEAD": head, "HEAD_PAD": head, "BLOCK_SIZE": 16, "BLOCK_M": tuning.block_m,
         "BLOCK_Q": 1 if single else tuning.block_m // 4, "TILE": tuning.tile, "SPLIT": single, "SPAN": 0,
         "SINGLE": single, "SKIP_SINGLE": not single, "WINDOW": 0, "SOFT_CAP": False, "ALIBI": False, "SINKS": False,
-        "QUANTISED": False, "MERGE": single, "PRECISION": "ieee", "GROUP_PAD": 4, "CHUNK": 16,
+        "QUANTISED": False, "MERGE": single, "PRECISION": precision, "GROUP_PAD": 4,
+        "CHUNK": max(2, min(16, 8192 // (4 * head))),
     }  # fmt: skip
+    name = f"attention, {'decoded tokens' if single else 'prompts'}, heads of {head}"
     return Build(
-        f"attention, {'decoded tokens' if single else 'prompts'}", f"{HERE}.attention", "attend_paged", types, constants,
-        0, any_number=("requests", "rows", "splits"), matrix=True, warps=tuning.warps, stages=tuning.stages,
+        f"{name}{', float32' * (dtype == 'fp32')}", f"{HERE}.attention", "attend_paged", types, constants, 0,
+        any_number=("requests", "rows", "splits"), matrix=True, warps=tuning.warps, stages=tuning.stages,
     )  # fmt: skip
 
 
@@ -261,7 +267,7 @@ def main(folder: Path) -> int:
             found.append(made)
             if reason := fault(build, made):
                 wrong.append(f"{target}, {build.name}: {reason}")
-    head = f"bfloat16, rows of {HIDDEN}, heads of 128, Triton {triton.__version__}: "
+    head = f"bfloat16, rows of {HIDDEN}, Triton {triton.__version__}: "
     text = f"{head}VGPRs and SGPRs of a thread, bytes of LDS of a block, bytes of code.\n\n{table(found)}\n"
     (folder / "triton.md").write_text(text, encoding="utf-8")
     (folder / "triton.json").write_text(json.dumps([asdict(made) for made in found], indent=1), encoding="utf-8")
