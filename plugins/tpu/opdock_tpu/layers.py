@@ -10,7 +10,7 @@ from opdock.nn.attention import Attention
 from opdock.nn.attention.kv_cache import LayerCache
 from opdock.nn.attention.registry import register_backend
 from opdock_tpu import arrays, predicates
-from opdock_tpu.attention import NAME, PallasAttentionImpl
+from opdock_tpu.attention import NAME
 from opdock_tpu.platform import ATTENTION
 
 register_backend(NAME, ATTENTION)
@@ -60,8 +60,6 @@ class TpuAttention(Attention):
 
     def _paged(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend to the requests of the step directly: torchax traces through it, and torch.compile is not used."""
-        if not isinstance(self.impl, PallasAttentionImpl):
-            return super()._paged(query, key, value)
         q = query.view(-1, self.num_heads, self.head_size)
         k, v = (t.view(-1, self.num_kv_heads, self.head_size) for t in (key, value))
         with torch.no_grad():

@@ -24,6 +24,9 @@ def register() -> None:
 
     if not hasattr(device_module, "Event"):
         device_module.Event = Event
+    # torch.accelerator has no part of torchax, and fails when it is asked for a stream. torch.compile asks it, for CPU
+    # tensors too, where the device says that it is available.
+    device_module.is_available = _not_to_torch_accelerator
 
     tpu = torch.ops.opdock_tpu
     _put(tpu.rms_norm.default, ops.rms_norm_arrays, of_arrays=True)
@@ -36,6 +39,10 @@ def register() -> None:
     _put(torch.Tensor.narrow, narrow)
     _put(torch.Tensor.view, view)
     _put(torch.Tensor.copy_, copy_)
+
+
+def _not_to_torch_accelerator() -> bool:
+    return False
 
 
 class Event:

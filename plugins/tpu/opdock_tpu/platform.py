@@ -99,7 +99,7 @@ class TpuPlatform(Platform):
 
     @classmethod
     def get_default_ir_op_priority(cls, config: OpdockConfig) -> IrOpPriorityConfig:
-        """Return native for every op: XLA compiles it."""
+        """Return the kernels, then native; ``xla.compiled`` leaves to XLA what it fuses."""
         from opdock_tpu.priorities import default_priority
 
         return default_priority()

@@ -1,4 +1,4 @@
-"""Which provider of an IR op comes first on TPUs: native, which XLA compiles."""
+"""Which provider of an IR op comes first on TPUs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from opdock.config import NATIVE
 PALLAS = "pallas"
 
 PROVIDED = ("rms_norm", "fused_add_rms_norm")
-"""The IR ops that have a kernel in Pallas too."""
+"""The IR ops that have a kernel in Pallas: op by op it comes first.
+
+A kernel reads a row once, from the device's memory; what XLA makes of the native definition reads it twice.
+"""
+
+LEFT_TO_XLA = PROVIDED
+"""Of these, those that are native in a program of ``xla.compiled``. There XLA fuses the definition with what is before
+and behind it, and a kernel is a wall. Between two matmuls what is moved differs by less than 3 %, either way from chip to
+chip: ``tests/aot/compare.py``. The other ops have no kernel, and are native everywhere."""
 
 
 def default_priority() -> IrOpPriorityConfig:
-    """Return the priority of every op: native.
-
-    XLA makes one program of a native definition, as fast as a kernel by its own estimate, and fuses it with what is
-    before and behind it, which a kernel prevents: ``tests/aot/compare.py`` shows both. ``ir_op_priority`` puts the
-    kernels first.
-    """
-    return IrOpPriorityConfig.with_default([NATIVE])
+    """Return the priority of every op where programs are run op by op: the kernels, then native."""
+    return IrOpPriorityConfig.with_default([NATIVE], **{op: [PALLAS, NATIVE] for op in PROVIDED})

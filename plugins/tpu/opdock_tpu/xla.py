@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from opdock import ir
+from opdock.config import NATIVE
 from opdock_tpu import probe
+from opdock_tpu.priorities import LEFT_TO_XLA
 
 _for_tpu: ContextVar[bool] = ContextVar("for_tpu", default=False)
 
@@ -57,15 +60,30 @@ def interpreting() -> bool:
     return probe.on_cpu() and not _for_tpu.get()
 
 
+@contextlib.contextmanager
+def left_to_xla() -> Iterator[None]:
+    """Use native definitions inside for what XLA fuses, in this thread."""
+    with contextlib.ExitStack() as stack:
+        for name in LEFT_TO_XLA:
+            stack.enter_context(ir.registry[name].set_priority([NATIVE]))
+        yield
+
+
 def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``fn``, a function of tensors on device ``jax``, compiled by XLA for each new set of shapes.
+
+    Norms are native in it, for XLA to fuse; see ``priorities.LEFT_TO_XLA``.
 
     Args:
         fn: of tensors, and of lists, tuples and dictionaries of them; it must not write to what it is given.
     """
     from torchax import interop
 
-    jitted = interop.jax_jit(fn)
+    def traced(*args: Any) -> Any:
+        with left_to_xla():
+            return fn(*args)
+
+    jitted = interop.jax_jit(traced)
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:

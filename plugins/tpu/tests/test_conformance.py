@@ -8,10 +8,6 @@ from opdock.testing import Conformance
 
 HAS_JAX = importlib.util.find_spec("jax") is not None
 
-NATIVE_FIRST = (
-    "native comes first on purpose: XLA fuses it, and a kernel would keep it from that (tests/aot/compare.py)"
-)
-
 
 class TestConformance(Conformance):
     plugin = "opdock_tpu"
@@ -21,4 +17,3 @@ class TestConformance(Conformance):
         "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
     }
     device = "cpu" if HAS_JAX else ""  # the kernels' interpreter takes CPU tensors
-    skips = {"registration.provider_is_tried[*": NATIVE_FIRST} if HAS_JAX else {}

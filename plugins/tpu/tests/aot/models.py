@@ -60,6 +60,9 @@ def decoder_step(settings: ModelConfig, step: Step, dtype: str) -> tuple[Callabl
     finally:
         torch.set_default_dtype(torch.float32)
     layers = {layer.self_attn.attn.prefix: layer.self_attn.attn for layer in model.model.layers}
+    with xla.enabled():  # the one thing that a layer asks of its own tensors: where it is
+        for layer in layers.values():
+            layer.k_scale, layer.v_scale = torch.ones((), device="jax"), torch.ones((), device="jax")
     columns = -(-step.positions // BLOCK)
     tokens = step.requests * step.new
     weights = {name: _shape(value) for name, value in model.state_dict(keep_vars=True).items()}
@@ -80,7 +83,7 @@ def decoder_step(settings: ModelConfig, step: Step, dtype: str) -> tuple[Callabl
 
     def run(given: Any, cached: Any, told: Any) -> Any:
         weights, held, n = interop.torch_view((given, cached, told))
-        with xla.without_gradients():
+        with xla.without_gradients(), xla.left_to_xla():
             for name, layer in layers.items():
                 layer.bind_cache(*held[name], torch_dtype)
             metadata = AttentionMetadata(

@@ -15,6 +15,7 @@ os.environ.setdefault("OPDOCK_TPU_ON", "cpu")
 import jax
 import jax.numpy as jnp
 import torch
+from traffic import hbm_bytes
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -31,8 +32,7 @@ class Built:
         seconds: that compiling took.
         code: bytes of machine code, with its constants.
         arguments, outputs, temporary: bytes of the device's memory.
-        moved: bytes that XLA expects to be read and written; for kernels as they state it.
-        estimate: seconds that XLA expects it to run, by its model of the chip; 0: it does not say. Not measured.
+        moved: bytes that it reads and writes in the device's memory, see ``traffic``.
         kernels: Mosaic kernels in it.
         exported: bytes of the portable program, by ``jax.export``; 0 if that was not asked for.
         error: why it could not be compiled; "".
@@ -47,7 +47,6 @@ class Built:
     outputs: int = 0
     temporary: int = 0
     moved: int = 0
-    estimate: float = 0.0
     kernels: int = 0
     exported: int = 0
     error: str = ""
@@ -88,7 +87,9 @@ def build(
     """Compile ``fn`` of arrays for a target; what fails is in ``error``.
 
     Args:
-        program, target, dtype: which; for the record.
+        program: its name, for the record.
+        target: one of ``TARGETS``.
+        dtype: likewise for the record.
         fn: a function of arrays of jax.
         arguments: trees of ``array``.
         donate: arguments whose memory the results may take.
@@ -105,7 +106,7 @@ def build(
         except Exception as err:  # noqa: BLE001 - compilers raise what they like
             told = " ".join(str(err).split())
             return Built(program, target, dtype, time.monotonic() - start, error=f"{type(err).__name__}: {told}"[:400])
-    memory, costs, text = made.memory_analysis(), made.cost_analysis() or {}, made.as_text()
+    memory, text = made.memory_analysis(), made.as_text()
     return Built(
         program,
         target,
@@ -115,8 +116,7 @@ def build(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
-        moved=int(costs.get("bytes accessed", 0)),
-        estimate=max(0.0, float(costs.get("optimal_seconds", 0.0))),
+        moved=hbm_bytes(text),
         kernels=text.count('custom_call_target="tpu_custom_call"'),
         exported=exported,
     )
