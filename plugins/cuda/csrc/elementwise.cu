@@ -15,25 +15,25 @@ Tensor silu_and_mul(const Tensor& x) { return gated<In::Silu>(x); }
 Tensor gelu_and_mul(const Tensor& x, bool tanh) { return tanh ? gated<In::GeluTanh>(x) : gated<In::Gelu>(x); }
 
 Tensor silu_and_mul_static_fp8(const Tensor& x, const Tensor& scale) {
-  Tensor y = like(x, ScalarType::Float8_e4m3fn, x.size(x.dim() - 1) / 2);
+  Tensor y = like(x, fp8_type(x), x.size(x.dim() - 1) / 2);
   rows_op<In::Silu, false, Out::Static>(x, nullptr, nullptr, nullptr, y, nullptr, &scale, nullptr, 0.0);
   return y;
 }
 
 std::tuple<Tensor, Tensor> silu_and_mul_token_fp8(const Tensor& x, const std::optional<Tensor>& bound) {
-  Tensor y = like(x, ScalarType::Float8_e4m3fn, x.size(x.dim() - 1) / 2), scales = scales_of(x);
+  Tensor y = like(x, fp8_type(x), x.size(x.dim() - 1) / 2), scales = scales_of(x);
   rows_op<In::Silu, false, Out::Token>(x, nullptr, nullptr, nullptr, y, &scales, nullptr, given(bound), 0.0);
   return {y, scales};
 }
 
 Tensor static_fp8(const Tensor& x, const Tensor& scale) {
-  Tensor y = like(x, ScalarType::Float8_e4m3fn);
+  Tensor y = like(x, fp8_type(x));
   rows_op<In::Plain, false, Out::Static>(x, nullptr, nullptr, nullptr, y, nullptr, &scale, nullptr, 0.0);
   return y;
 }
 
 std::tuple<Tensor, Tensor> token_fp8(const Tensor& x, const std::optional<Tensor>& bound) {
-  Tensor y = like(x, ScalarType::Float8_e4m3fn), scales = scales_of(x);
+  Tensor y = like(x, fp8_type(x)), scales = scales_of(x);
   rows_op<In::Plain, false, Out::Token>(x, nullptr, nullptr, nullptr, y, &scales, nullptr, given(bound), 0.0);
   return {y, scales};
 }

@@ -26,7 +26,11 @@ template <int N> using Number = std::integral_constant<int, N>;
 
 // Bytes of one tensor from which on it is better to read twice; less where results take the place of what they are made of.
 // Measured on an H200, whose L2 cache has 60 MB.
+#ifdef __HIP__
+constexpr int64_t kReadTwice = INT64_MAX, kReadTwiceInPlace = INT64_MAX;  // not measured there
+#else
 constexpr int64_t kReadTwice = int64_t(1) << 26, kReadTwiceInPlace = int64_t(1) << 25;
+#endif
 
 inline int multiprocessors(int device) {
   static int known[64] = {};
@@ -34,6 +38,16 @@ inline int multiprocessors(int device) {
   if (count == 0) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   return count;
 }
+
+#ifdef __HIP__
+
+template <typename... P, typename... A>
+void start(void (*kernel)(P...), dim3 grid, dim3 block, int, cudaStream_t stream, A&&... args) {
+  hipLaunchKernelGGL(kernel, grid, block, 0, stream, static_cast<P>(std::forward<A>(args))...);
+  STD_TORCH_CHECK(hipGetLastError() == hipSuccess, "a kernel could not be launched");
+}
+
+#else
 
 inline bool can_start_early(int device) {
   static int known[64] = {};  // the compute capability's first number
@@ -55,6 +69,8 @@ void start(void (*kernel)(P...), dim3 grid, dim3 block, int device, cudaStream_t
   config.attrs = &early, config.numAttrs = can_start_early(device) ? 1 : 0;
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...));
 }
+
+#endif
 
 // Vectors that one thread of a row has, where something is joined over it. The number goes by the row's length alone: a
 // row's bits are the same in every batch. Measured on an H200 at 2048 to 16384 elements of 16 bits.

@@ -22,14 +22,14 @@ std::tuple<Tensor, Tensor> fused_add_rms_norm(const Tensor& x, const Tensor& res
 }
 
 Tensor rms_norm_static_fp8(const Tensor& x, const std::optional<Tensor>& weight, const Tensor& scale, double epsilon) {
-  Tensor y = like(x, ScalarType::Float8_e4m3fn);
+  Tensor y = like(x, fp8_type(x));
   rows_op<In::Plain, true, Out::Static>(x, nullptr, nullptr, given(weight), y, nullptr, &scale, nullptr, epsilon);
   return y;
 }
 
 std::tuple<Tensor, Tensor> rms_norm_token_fp8(const Tensor& x, const std::optional<Tensor>& weight, double epsilon,
                                               const std::optional<Tensor>& bound) {
-  Tensor y = like(x, ScalarType::Float8_e4m3fn), scales = scales_of(x);
+  Tensor y = like(x, fp8_type(x)), scales = scales_of(x);
   rows_op<In::Plain, true, Out::Token>(x, nullptr, nullptr, given(weight), y, &scales, nullptr, given(bound), epsilon);
   return {y, scales};
 }
@@ -37,7 +37,7 @@ std::tuple<Tensor, Tensor> rms_norm_token_fp8(const Tensor& x, const std::option
 std::tuple<Tensor, Tensor> add_rms_norm_static_fp8(const Tensor& x, const Tensor& residual,
                                                    const std::optional<Tensor>& weight, const Tensor& scale,
                                                    double epsilon) {
-  Tensor y = like(x, ScalarType::Float8_e4m3fn), sum = like(x);
+  Tensor y = like(x, fp8_type(x)), sum = like(x);
   rows_op<In::Add, true, Out::Static>(x, &residual, &sum, given(weight), y, nullptr, &scale, nullptr, epsilon);
   return {y, sum};
 }
@@ -45,7 +45,7 @@ std::tuple<Tensor, Tensor> add_rms_norm_static_fp8(const Tensor& x, const Tensor
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_token_fp8(const Tensor& x, const Tensor& residual,
                                                           const std::optional<Tensor>& weight, double epsilon,
                                                           const std::optional<Tensor>& bound) {
-  Tensor y = like(x, ScalarType::Float8_e4m3fn), sum = like(x), scales = scales_of(x);
+  Tensor y = like(x, fp8_type(x)), sum = like(x), scales = scales_of(x);
   rows_op<In::Add, true, Out::Token>(x, &residual, &sum, given(weight), y, &scales, nullptr, given(bound), epsilon);
   return {y, scales, sum};
 }

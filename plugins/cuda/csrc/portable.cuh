@@ -104,6 +104,14 @@ __device__ __forceinline__ uint32_t __vmaxu2(uint32_t a, uint32_t b) {
   return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
 }
 
+// -- the host's side
+
+using cudaStream_t = hipStream_t;
+constexpr auto cudaDevAttrMultiProcessorCount = hipDeviceAttributeMultiprocessorCount;
+inline hipError_t cudaDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int device) {
+  return hipDeviceGetAttribute(value, attribute, device);
+}
+
 }  // namespace opdock
 
 #endif

@@ -17,6 +17,22 @@ inline Tensor like(const Tensor& x, std::optional<ScalarType> type = std::nullop
   return torch::stable::new_empty(x, shape, type);
 }
 
+// The chip's 8-bit float.
+#ifdef __HIP__
+inline ScalarType fp8_type(const Tensor& x) {
+  static int known[64] = {};  // 0: not asked; 1: with a negative zero; 2: without
+  int& kind = known[x.get_device_index() & 63];
+  if (kind == 0) {
+    hipDeviceProp_t properties;
+    STD_TORCH_CHECK(hipGetDeviceProperties(&properties, x.get_device_index()) == hipSuccess, "the GPU does not answer");
+    kind = strncmp(properties.gcnArchName, "gfx94", 5) == 0 ? 2 : 1;
+  }
+  return kind == 2 ? ScalarType::Float8_e4m3fnuz : ScalarType::Float8_e4m3fn;
+}
+#else
+inline ScalarType fp8_type(const Tensor&) { return ScalarType::Float8_e4m3fn; }
+#endif
+
 inline Tensor scales_of(const Tensor& x) { return like(x, ScalarType::Float, 1); }
 
 }  // namespace opdock

@@ -109,7 +109,7 @@ def test_methods_of_quantisation_that_the_host_has_are_taken_and_others_refused(
         (None, "gfx90a", torch.float32, "auto", attention_choice.PATH),
         (None, "gfx90a", torch.bfloat16, "auto", attention_choice.SDPA),  # tf32
         (None, "gfx942", torch.float64, "auto", attention_choice.SDPA),
-        (None, "gfx90a", torch.bfloat16, "fp8_e5m2", ""),  # SDPA does not read them either
+        (None, "gfx90a", torch.float32, "fp8_e4m3", attention_choice.SDPA),
         ("ROCM_ATTN", "gfx90a", torch.bfloat16, "auto", attention_choice.PATH),  # the host refuses it, with the reason
         ("SDPA", "gfx942", torch.bfloat16, "auto", ""),
     ],
