@@ -14,9 +14,11 @@ A kernel reads a row once, from the device's memory; what XLA makes of the nativ
 """
 
 LEFT_TO_XLA = PROVIDED
-"""Of these, those that are native in a program of ``xla.compiled``. There XLA fuses the definition with what is before
-and behind it, and a kernel is a wall. Between two matmuls what is moved differs by less than 3 %, either way from chip to
-chip: ``tests/aot/compare.py``. The other ops have no kernel, and are native everywhere."""
+"""Of these, those that are native in a program of ``xla.compiled``, where XLA fuses the definition with its neighbours.
+
+Between two matmuls what is moved differs by less than 3 %, either way from chip to chip: ``tests/aot/compare.py``. The
+other ops have no kernel, and are native everywhere.
+"""
 
 
 def default_priority() -> IrOpPriorityConfig:

@@ -87,14 +87,14 @@ def refused(target: str) -> Iterator[Built]:
     )
 
 
-HEAD = ("target", "program", "dtype", "code", "temporary", "arguments", "moved", "kernels", "exported", "compiled in")
+HEAD = ("target", "program", "dtype", "code", "temporary", "arguments", "kernels", "exported", "compiled in")
 
 
 def table(found: list[Built]) -> str:
     """Return the results as a table in Markdown; sizes in bytes."""
     lines = [" | ".join(HEAD), " | ".join("---" for _ in HEAD)]
     for b in found:
-        sizes = [f"{n:,}" for n in (b.code, b.temporary, b.arguments, b.moved, b.kernels, b.exported)]
+        sizes = [f"{n:,}" for n in (b.code, b.temporary, b.arguments, b.kernels, b.exported)]
         rest = [b.error] if b.error else [*sizes, f"{b.seconds:.1f} s"]
         lines.append(" | ".join([b.target, b.program, b.dtype, *rest]))
     return "\n".join(f"| {line} |" for line in lines)
