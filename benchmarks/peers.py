@@ -29,6 +29,9 @@ WHEELS: Mapping[str, tuple[str, str]] = {
 }
 """Name of a peer -> (module to import, beginning of its wheel's name)."""
 
+NEEDED = ("sqlalchemy",)
+"""Beginnings of the names of wheels that peers import."""
+
 
 @dataclass
 class Peers:
@@ -55,7 +58,9 @@ def load(folder: Path | None) -> Peers:
     unpacked = Path(tempfile.mkdtemp(prefix="peers-"))
     atexit.register(shutil.rmtree, unpacked, ignore_errors=True)
     _load_extension(folder, unpacked, found)  # first: FlagGems defines some of its ops where they are missing
-    wheels = sorted(folder.glob("*.whl"))
+    # What else lies there may be a package that is imported from elsewhere, ours among them.
+    beginnings = (*(beginning for _, beginning in WHEELS.values()), *NEEDED)
+    wheels = sorted(w for w in folder.glob("*.whl") if w.name.lower().startswith(beginnings))
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(unpacked)

@@ -1,8 +1,5 @@
-// The library's namespace, and the module that Python imports: importing it registers the ops.
+// The module that Python imports: loading it registers the ops, as fragments of a namespace that nobody has to define.
 #include <Python.h>
-#include <torch/csrc/stable/library.h>
-
-STABLE_TORCH_LIBRARY(opdock_cuda, m) {}
 
 namespace opdock {
 PyMethodDef* direct_methods();  // in direct.cu

@@ -154,8 +154,9 @@ def test_the_probe_and_the_facts_leave_the_driver_untouched(gpu: None) -> None:
         "before = processes()\n"
         "assert p.probe() is None\n"
         "facts = C.get_device_name(), C.get_device_capability(), C.get_device_total_memory(), C().supported_dtypes\n"
-        "C.check_if_supports_dtype(torch.bfloat16), C.supports_fp8(), C.log_warnings(), C.import_kernels()\n"
-        "C.import_ir_kernels()\n"
+        "C.check_if_supports_dtype(torch.bfloat16), C.supports_fp8(), C.log_warnings()\n"
+        "import opdock\n"
+        "assert opdock.current_platform.device_name == 'cuda'\n"  # activated: kernels and providers are there
         "assert not torch.cuda.is_initialized()\n"
         "assert driver.cuDeviceGetCount(ctypes.byref(number)) == 3, 'cuInit was called'\n"
         "after = processes()\n"

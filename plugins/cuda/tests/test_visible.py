@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -106,22 +107,21 @@ def test_a_gpu_that_nvml_cannot_read_is_counted_and_may_be_meant_by_any_uuid() -
 
 def driver_count(value: str | None) -> int:
     """Return how many devices CUDA's driver counts in a fresh process under this value."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.environ.pop(VARIABLE, None)
-        if value is not None:
-            os.environ[VARIABLE] = value
-        count = ctypes.c_int(0)
-        driver = ctypes.CDLL("libcuda.so.1")
-        driver.cuInit(0)  # 100, no device, where all are hidden
-        driver.cuDeviceGetCount(ctypes.byref(count))
-        os.write(writer, str(count.value).encode())
-        os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    with os.fdopen(reader) as said:
-        return int(said.read())
+    program = (
+        "import ctypes\n"
+        "count, driver = ctypes.c_int(0), ctypes.CDLL('libcuda.so.1')\n"
+        "said = driver.cuInit(0)\n"  # 100, no device, where all are hidden
+        "driver.cuDeviceGetCount(ctypes.byref(count))\n"
+        "print(0 if said else count.value)\n"
+    )
+    environ = {name: kept for name, kept in os.environ.items() if name != VARIABLE}
+    if value is not None:
+        environ[VARIABLE] = value
+    # not forked: a process that has CUDA open hands on a driver that counts nothing
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, env=environ, check=True
+    )
+    return int(done.stdout)
 
 
 VALUES = (
