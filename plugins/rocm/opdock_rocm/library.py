@@ -14,8 +14,8 @@ from pathlib import Path
 FILE, FACTS = "_C.abi3.so", "_C.json"
 
 NOT_BUILT = (
-    "built without HIP kernels: this package was installed as pure Python; in a checkout, OPDOCK_ROCM_BUILD=1 pip install "
-    "--no-build-isolation builds them, with hipcc"
+    "built without HIP kernels: this package was installed as pure Python; in a checkout, OPDOCK_ROCM_BUILD=1 pip "
+    "install --no-build-isolation builds them, with hipcc"
 )
 
 
