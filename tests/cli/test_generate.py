@@ -90,6 +90,15 @@ def test_a_mode_is_short_for_a_configuration(model: Path, json_of: Json) -> None
     assert (eager["compiled"], compiled["compiled"]) == (False, True)
 
 
+def test_plain_weights_are_quantised_where_a_method_is_named(model: Path, json_of: Json, capsys: Capture) -> None:
+    """The table names the kernel of the linear layers."""
+    told = json_of("generate", str(model), "-p", "ab", "--max-tokens", "3", "--quantization", "fp8")
+    assert told["new_tokens"] == 3
+    assert "NativeScaledLinear" in json.dumps(told["served"])
+    assert cli.main(["generate", str(model), "-p", "ab", "--quantization", "fp9"]) == 1
+    assert "fp8" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
     ("words", "message"),

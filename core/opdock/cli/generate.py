@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="among the likeliest that sum to P (1)")
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="makes sampling repeatable")
     parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16, ...; the checkpoint's without it")
+    parser.add_argument("--quantization", metavar="METHOD", help="quantise plain weights while loading: fp8, ...")
     parser.add_argument("--device", metavar="DEVICE", help="for example cuda:1; the platform's first without it")
     parser.add_argument(
         "--mode",
@@ -144,7 +145,14 @@ def _generate(args: argparse.Namespace, sampling: Any) -> tuple[dict[str, Any], 
 
     device = _device_of(args.device)
     with loading_bar() as progress:
-        loaded = load_model(args.model, dtype=args.dtype, device=device, progress=progress, check=check)
+        loaded = load_model(
+            args.model,
+            dtype=args.dtype,
+            device=device,
+            progress=progress,
+            check=check,
+            quantization=args.quantization,
+        )
     stop = loaded.config.eos_token_ids
     begin = ReplayedGeneration if args.mode == "graphs" else generation.generate
     made = begin(loaded.model, tokens, sampling, max_tokens=args.max_tokens, stop_tokens=stop)
