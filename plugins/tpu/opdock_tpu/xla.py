@@ -21,7 +21,10 @@ _for_tpu: ContextVar[bool] = ContextVar("for_tpu", default=False)
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Run torch functions on tensors of device ``jax``; CPU tensors are left to torch, and never pinned."""
+    """Run torch functions on tensors of device ``jax``; CPU tensors are never pinned.
+
+    torchax hands most operations on CPU tensors to torch, and refuses some: code on the CPU belongs outside.
+    """
     import torchax
 
     with torchax.default_env(), _Unpinned():

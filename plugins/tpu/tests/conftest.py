@@ -75,3 +75,18 @@ def activated(torchax: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with opdock.set_current_config():
         assert opdock.current_platform.device_type == "jax"
         yield
+
+
+@pytest.fixture
+def compilations(jax: Any) -> Iterator[Any]:
+    """A function that returns how many programs XLA has compiled in this test."""
+    seen: list[str] = []
+    listening = [True]
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if listening[0] and event.endswith("backend_compile_duration"):
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield lambda: len(seen)
+    listening[0] = False

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from opdock_tpu import gaps
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_the_overloads_that_files_name_are_found(tmp_path: Path) -> None:

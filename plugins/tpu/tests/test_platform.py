@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from opdock_tpu.platform import ATTENTION, TpuPlatform
@@ -64,12 +68,24 @@ def test_the_attention_backend_is_taken_where_it_fits_and_no_other_is_asked_for(
     assert TpuPlatform.get_attn_backend_cls(asked, config) == expected
 
 
-def test_layers_bind_forward_tpu(activated: None) -> None:
-    from opdock.nn.layers import SiluAndMul
-
-    layer = SiluAndMul()
-    assert layer._forward_method.__name__ in ("forward_tpu", "forward_native")
-    assert type(layer).forward_tpu is not None
+@pytest.mark.usefixtures("torchax")
+def test_layers_bind_forward_tpu() -> None:
+    program = """
+import opdock
+from opdock import OpdockConfig
+with opdock.set_current_config(OpdockConfig.from_text('{"custom_ops": ["all"]}')):
+    from opdock.registry import CustomOp
+    @CustomOp.register("one_of_a_test")
+    class Layer(CustomOp):
+        def forward_native(self, x):
+            return "native"
+        def forward_tpu(self, x):
+            return "tpu"
+    print(Layer()(1))
+"""
+    environ = {**os.environ, "OPDOCK_PLATFORM": "tpu"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ)
+    assert done.stdout == "tpu\n", done.stderr
 
 
 def test_facts_are_those_of_xlas_client(activated: None) -> None:

@@ -1,6 +1,6 @@
 """Native definitions through XLA beside the kernels, compiled for v5e, v6e and v5p: what each moves.
 
-``python compare.py FOLDER`` writes ``compare.json`` and ``compare.md`` there. Nothing is measured. All of these programs
+``python compare.py FOLDER`` writes ``compare.json`` and ``compare.md`` there. Nothing is measured. All these programs
 wait for memory: the bytes which they read and write there, see ``traffic``, say which is expected to be faster.
 """
 
