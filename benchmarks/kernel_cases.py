@@ -54,9 +54,7 @@ def cases() -> list[Case]:
     """Return the ops of the tables; torch ops are looked up when one is called."""
     ops = ir.ops
 
-    def case(
-        name: str, op: Any, inputs: Any, moved: float, ours: str, vllm: Provider | None, **more: Any
-    ) -> Case:
+    def case(name: str, op: Any, inputs: Any, moved: float, ours: str, vllm: Provider | None, **more: Any) -> Case:
         return Case(name, op, inputs, moved, ours, op.op.native, vllm, **more)
 
     return [

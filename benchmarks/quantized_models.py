@@ -52,7 +52,8 @@ def write_int4(folder: Path, source: GGUFCheckpoint, group: int) -> None:
             tensors[name] = tensor.bfloat16().contiguous()
             continue
         codes, scales, zeros = quantise_int4(tensor, group, zero_points=True)
-        assert zeros is not None
+        if zeros is None:
+            raise TypeError(f"{module} has no zero points")
         tensors |= {
             f"{module}.weight_packed": pack(codes, 1),
             f"{module}.weight_scale": scales.t().contiguous().bfloat16(),
@@ -144,8 +145,8 @@ def main() -> int:
                 rows.append((f"{name} over bfloat16", found / raw["perplexity, bfloat16"], "x", BOUNDS[name], "<="))
             print(f"{name}: {found:.3f}, {size:.1f} MB", flush=True)
     conditions = (
-        f"SmolLM2-135M-Instruct from its Q4_1 GGUF file; {len(tokens)} tokens of pydoc's topics in windows of {WINDOW}; "
-        f"CPU, {given.threads} threads, activations bfloat16. Embedding and norms stay bfloat16."
+        f"SmolLM2-135M-Instruct from its Q4_1 GGUF file; {len(tokens)} tokens of pydoc's topics in windows of "
+        f"{WINDOW}; CPU, {given.threads} threads, activations bfloat16. Embedding and norms stay bfloat16."
     )
     result = Result("quantized_models", conditions, ["torch", "opdock"], rows, raw)
     print(result.conditions + "\n\n" + result.table())
