@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from opdock_rocm.layers import RocmGemmaRMSNorm
-from opdock_rocm.platform import RocmPlatform
-from opdock_rocm.priorities import BY_AITER, PROVIDED
 
 import opdock
 from opdock import context, ir
@@ -24,6 +21,9 @@ from opdock.nn.layers import GemmaRMSNorm
 from opdock.platforms import current
 from opdock.testing import oracle
 from opdock.testing.attention_cases import AttentionCase, judge
+from opdock_rocm.layers import RocmGemmaRMSNorm
+from opdock_rocm.platform import RocmPlatform
+from opdock_rocm.priorities import BY_AITER, PROVIDED
 
 interpreting.round_like_hardware()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from opdock_rocm import aiter_predicates
-from opdock_rocm.aiter_library import PARAMETERS, mismatch, why_not, why_not_on
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from opdock_rocm import aiter_predicates
+from opdock_rocm.aiter_library import PARAMETERS, mismatch, why_not, why_not_on
 
 BF16, F32 = torch.bfloat16, torch.float32
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from opdock_rocm.child import Broken, ask, read
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from opdock_rocm.gpus import Facts, capability, gfx_of, in_order, is_fnuz, multiplies_fp8
 
 

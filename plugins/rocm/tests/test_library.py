@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from opdock_rocm import library, predicates
 from opdock_rocm.library import missing, unfit
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 BF16, F32 = torch.bfloat16, torch.float32
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from opdock_rocm import attention_choice, platform
-from opdock_rocm.gpus import Facts
-from opdock_rocm.platform import RocmPlatform
-from opdock_rocm.priorities import BY_AITER, LEFT_TO_INDUCTOR, PROVIDED
-from opdock_rocm.probe import Seen
 
 from opdock import OpdockConfig
 from opdock.errors import ConfigError, UnsupportedError
 from opdock.nn.attention.backend import AttentionSelectorConfig
 from opdock.nn.kernels import triton
 from opdock.platforms.interface import DeviceCapability, PlatformEnum
+from opdock_rocm import attention_choice, platform
+from opdock_rocm.gpus import Facts
+from opdock_rocm.platform import RocmPlatform
+from opdock_rocm.priorities import BY_AITER, LEFT_TO_INDUCTOR, PROVIDED
+from opdock_rocm.probe import Seen
 
 MI300X = Facts("AMD Instinct MI300X", "GPU-0000000000000001", 192 << 30, "gfx942", 304)
 MI355X = Facts("AMD Instinct MI355X", "GPU-0000000000000002", 288 << 30, "gfx950", 256)

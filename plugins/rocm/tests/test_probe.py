@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
+
+from opdock.errors import PlatformError
 from opdock_rocm import wsl
 from opdock_rocm.gpus import Facts
 from opdock_rocm.probe import Seen, judge
 from opdock_rocm.torch_build import Build
-
-from opdock.errors import PlatformError
 
 HIP_BUILD = Build("2.13.0+rocm7.1", None, "7.1.25424")
 CUDA_BUILD = Build("2.11.0+cu130", "13.0", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from opdock_rocm import child, kfd, smi, wsl
 from opdock_rocm.gpus import Facts
 

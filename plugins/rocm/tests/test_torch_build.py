@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from opdock_rocm.torch_build import Build, parse, read
 
 

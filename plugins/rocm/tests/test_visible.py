@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from opdock_rocm.gpus import Facts
-from opdock_rocm.visible import hides_all, select
 
 from opdock.errors import PlatformError
+from opdock_rocm.gpus import Facts
+from opdock_rocm.visible import hides_all, select
 
 GPUS = tuple(Facts(str(i), f"GPU-000000000000000{i}") for i in range(4))
 

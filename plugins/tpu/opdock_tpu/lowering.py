@@ -115,7 +115,8 @@ def narrow(self: Any, dim: int, start: int, length: int) -> Tensor:
     place = dim % self.ndim
     slices = (slice(None),) * place + (slice(start, start + length),)
     shape = (*self.shape[:place], length, *self.shape[place + 1 :])
-    return View(self, view_info=_narrowed()(slices, shape), env=self._env)
+    made: Tensor = View(self, view_info=_narrowed()(slices, shape), env=self._env)
+    return made
 
 
 @functools.cache

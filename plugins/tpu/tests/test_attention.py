@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from opdock_tpu import xla
-from opdock_tpu.attention import PallasAttentionBackend, why_no_kernel
 
 from opdock.nn.attention.impl import AttentionSpec
 from opdock.testing.attention_cases import TOLERANCES, AttentionCase, Step, cases
+from opdock_tpu import xla
+from opdock_tpu.attention import PallasAttentionBackend, why_no_kernel
 
 GRID = [case for case in cases(block_size=16) if case.kv_dtype is None]
 
@@ -70,9 +70,8 @@ def test_what_the_kernel_does_not_take_is_told(
 def test_decoded_tokens_run_the_kernel_where_it_takes_them(
     activated: None, monkeypatch: pytest.MonkeyPatch, head_size: int
 ) -> None:
-    from opdock_tpu.kernels import formula
-
     from opdock.nn.attention import set_forward_context
+    from opdock_tpu.kernels import formula
 
     ran = []
     real = formula.paged

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from opdock_tpu import xla
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from opdock_tpu import gaps
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from opdock_tpu import xla
 
 from opdock import ir
+from opdock_tpu import xla
 
 pytestmark = pytest.mark.usefixtures("activated")
 

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 import torch
-from opdock_tpu.platform import ATTENTION, TpuPlatform
-from opdock_tpu.priorities import PROVIDED
 
 from opdock import OpdockConfig
 from opdock.errors import ConfigError, UnsupportedError
 from opdock.platforms.interface import PlatformEnum
+from opdock_tpu.platform import ATTENTION, TpuPlatform
+from opdock_tpu.priorities import PROVIDED
 
 
 def test_the_class_says_what_layers_torch_and_engines_need() -> None:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+
 from opdock_tpu import predicates
 
 X = torch.empty(3, 64)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from opdock_tpu.runtime import Answer, ask, library_path, read
 
 

@@ -144,9 +144,8 @@ def _summed() -> dict[str, str]:
 
 def attention(*, single: bool, head: int = 128, dtype: str = "bf16") -> Build:
     """Return attention over a paged cache, cut as the backend cuts it: of decoded tokens, or of prompts."""
-    from opdock_rocm.attention import for_prompts, for_single
-
     from opdock.nn.attention.impl import AttentionSpec
+    from opdock_rocm.attention import for_prompts, for_single
 
     spec, itemsize = AttentionSpec(num_heads=32, num_kv_heads=8, head_size=head, scale=1.0), 4 if dtype == "fp32" else 2
     tuning = for_single(spec, 1, 4096, 304, itemsize) if single else for_prompts(spec, itemsize)

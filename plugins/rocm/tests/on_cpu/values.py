@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from opdock_rocm.platform import RocmPlatform
-from opdock_rocm.priorities import PROVIDED
 from torch import Tensor
 
 from opdock import context, ir
 from opdock.testing import oracle
+from opdock_rocm.platform import RocmPlatform
+from opdock_rocm.priorities import PROVIDED
 
 torch.ops.load_library(os.environ["OPDOCK_ROCM_ON_CPU"])
 FNUZ = os.environ["OPDOCK_ROCM_GFX"] == "gfx942"

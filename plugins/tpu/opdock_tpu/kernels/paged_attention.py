@@ -5,6 +5,7 @@ computed. All heads of a block are one matrix: the scores of a query head with t
 That multiplies numbers in vain, on a unit that waits for memory anyway, and needs no head to be cut out of a tile.
 """
 
+# mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
 
 import functools

@@ -26,6 +26,7 @@ ROWS, WIDTH = 256, 4096
 def pairs(target: str) -> Iterator[tuple[str, Built, Built]]:
     """Yield (what, native through XLA, the kernel)."""
     import jax
+
     from opdock_tpu.kernels import norms
 
     norm, add_norm = native("rms_norm"), native("fused_add_rms_norm")
@@ -70,6 +71,7 @@ def pairs(target: str) -> Iterator[tuple[str, Built, Built]]:
 def attention(target: str) -> tuple[str, Built, Built]:
     """Return (what, the formula over gathered blocks, the kernel)."""
     import jax.numpy as jnp
+
     from opdock_tpu.kernels import formula
     from opdock_tpu.kernels.paged_attention import paged_attention
 

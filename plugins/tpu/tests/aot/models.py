@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from opdock_tpu import xla
 
 import opdock
 from opdock.nn.attention import AttentionMetadata, set_forward_context
 from opdock.nn.models.config import ModelConfig
 from opdock.nn.models.decoder import CausalDecoder
+from opdock_tpu import xla
 
 BLOCK = 16
 
