@@ -1,6 +1,6 @@
 """Gemma's norm in one Triton kernel, on AMD GPUs and in Triton's interpreter."""
 
-# ruff: noqa: ANN001, ANN201, N803 - Triton has its own types and habits
+# ruff: noqa: ANN001, ANN201, ARG001, N803 - Triton has its own types and habits
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,import-not-found,attr-defined"
 from __future__ import annotations
 
@@ -47,6 +47,28 @@ def fused_add_gemma_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilo
     out, total = torch.empty_like(x), torch.empty_like(x)
     _launch(("out_ptr", "sum_ptr"), x, residual, weight, out, total, epsilon)
     return out, total
+
+
+@torch.library.custom_op("opdock_rocm_layers::gemma_rms_norm", mutates_args=())
+def gemma_op(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """``gemma_rms_norm`` for compiled code, which cannot see into it."""
+    return gemma_rms_norm(x, weight, epsilon)
+
+
+@torch.library.custom_op("opdock_rocm_layers::fused_add_gemma_rms_norm", mutates_args=())
+def fused_add_gemma_op(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """``fused_add_gemma_rms_norm`` for compiled code."""
+    return fused_add_gemma_rms_norm(x, residual, weight, epsilon)
+
+
+@gemma_op.register_fake
+def _(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@fused_add_gemma_op.register_fake
+def _(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
 
 
 def _launch(

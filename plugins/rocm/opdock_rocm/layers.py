@@ -1,5 +1,6 @@
 """Replaced layers: importing this registers them, by ``register_oot``."""
 
+# mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
 
 import torch
@@ -39,11 +40,15 @@ class RocmGemmaRMSNorm(GemmaRMSNorm):
             return self.forward_native(x, residual)
         from opdock_rocm import gemma  # needs Triton
 
+        compiling = torch.compiler.is_compiling()  # it takes torch ops, and calling those takes longer
         if residual is None:
-            return gemma.gemma_rms_norm(x, self.weight, self.variance_epsilon)
-        return gemma.fused_add_gemma_rms_norm(x, residual, self.weight, self.variance_epsilon)
+            norm = gemma.gemma_op if compiling else gemma.gemma_rms_norm
+            return norm(x, self.weight, self.variance_epsilon)
+        add = gemma.fused_add_gemma_op if compiling else gemma.fused_add_gemma_rms_norm
+        return add(x, residual, self.weight, self.variance_epsilon)
 
 
+@torch.compiler.assume_constant_result  # Dynamo cannot ask a driver
 def _why_not() -> str:
     """Return why the kernel does not run in this process, "" where it does."""
     return triton.why_not() or ("" if triton.interpreted() else probe.why_not())
