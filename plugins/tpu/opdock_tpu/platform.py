@@ -30,7 +30,7 @@ class TpuPlatform(Platform):
     device_control_env_var = visible.VARIABLE
     # XLA compiles whole programs, by opdock_tpu.xla.compiled; torch.compile runs opdock's passes, then op by op.
     simple_compile_backend = "opdock_eager"
-    supported_quantization = ["int8_w8a8", "compressed-tensors"]  # noqa: RUF012 - the host's attribute
+    supported_quantization = ["int8_w8a8"]  # noqa: RUF012 - the host's attribute
     ray_device_key = "TPU"
     ray_noset_device_env_vars = ["RAY_EXPERIMENTAL_NOSET_TPU_VISIBLE_CHIPS"]  # noqa: RUF012
     additional_env_vars = ["JAX_PLATFORMS", "TPU_LIBRARY_PATH", visible.STAND_IN]  # noqa: RUF012
