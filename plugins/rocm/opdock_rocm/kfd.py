@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 from opdock_rocm.gpus import Facts, gfx_of
@@ -11,6 +13,20 @@ DEVICE = Path("/dev/kfd")
 """The driver's device file: without it no process computes on an AMD GPU, but under WSL."""
 
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
+def why_not(device: Path = DEVICE, may: Callable[[Path, int], bool] = os.access) -> str:
+    """Return why this process cannot use the driver, "" where it may.
+
+    Args:
+        device: its file.
+        may: tells whether a file can be opened in a mode, as ``os.access``.
+    """
+    if not device.exists():
+        return f"no AMD GPU: its driver is not loaded, there is no {device}"
+    if not may(device, os.R_OK | os.W_OK):
+        return f"an AMD GPU is here, and {device} may not be opened: the user is not in the group render"
+    return ""
 
 
 def all_facts(topology: Path = TOPOLOGY) -> tuple[Facts, ...]:

@@ -85,8 +85,8 @@ def look() -> Seen:
         except child.Broken as err:
             return Seen(by=wsl.RUNTIME, failure=err.text, broken=True)
         return Seen(found, wsl.RUNTIME, reason and f"no AMD GPU: {wsl.RUNTIME} cannot be used: {reason}")
-    if not kfd.DEVICE.exists():
-        return Seen(failure=f"no AMD GPU: its driver is not loaded, there is no {kfd.DEVICE}")
+    if reason := kfd.why_not():
+        return Seen(failure=reason)
     counted = kfd.all_facts()
     try:
         return Seen(in_order(smi.all_facts(), counted))

@@ -84,6 +84,15 @@ def test_the_kernels_driver_lists_gpus_in_hips_order_and_leaves_out_cpus_and_wha
     assert kfd.all_facts(tmp_path / "none") == ()
 
 
+def test_a_driver_that_is_not_there_or_not_for_this_user_is_told(tmp_path: Path) -> None:
+    device = tmp_path / "kfd"
+    assert kfd.why_not(device) == f"no AMD GPU: its driver is not loaded, there is no {device}"
+    device.touch()
+    assert kfd.why_not(device, lambda *_: True) == ""
+    refused = kfd.why_not(device, lambda *_: False)
+    assert refused == f"an AMD GPU is here, and {device} may not be opened: the user is not in the group render"
+
+
 def test_wsl_is_its_kernel_and_a_gpu_driver() -> None:
     assert wsl.is_wsl("5.15.167.4-microsoft-standard-WSL2", lambda path: path == "/dev/dxg")
     assert not wsl.is_wsl("5.15.167.4-microsoft-standard-WSL2", lambda _: False)
