@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "rmsnorm2d_fwd": ("input", "weight", "epsilon"),
@@ -80,3 +83,19 @@ def function(name: str) -> Callable[..., Any]:
     found: Callable[..., Any] = getattr(importlib.import_module("aiter"), name)
     also = ALSO in _needed(list(inspect.signature(found).parameters.values()))
     return functools.partial(found, **{ALSO: 0}) if also else found
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return the norm of dense rows x (..., hidden), multiplied by weight (hidden,)."""
+    y: Tensor = function("rmsnorm2d_fwd")(x.view(-1, x.shape[-1]), weight, epsilon)
+    return y.view(x.shape)
+
+
+def fused_add_rms_norm(x: Tensor, x_residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return (the norm of x + x_residual, the sum), both new."""
+    rows = (-1, x.shape[-1])
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    function("rmsnorm2d_fwd_with_add")(
+        out.view(rows), x.view(rows), x_residual.view(rows), total.view(rows), weight, epsilon
+    )
+    return out, total

@@ -5,11 +5,10 @@ activations are not used: in bfloat16 they are less exact than the definitions a
 where other kernels have 4e-3).
 """
 
-# ruff: noqa: ARG001, D103 - signatures and documentation are those of the IR ops
-# mypy: disable-error-code="untyped-decorator, no-any-return"
+# ruff: noqa: ARG001, D103, TC002 - signatures and documentation are those of the IR ops
+# mypy: disable-error-code="untyped-decorator, arg-type"
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from opdock import ir
@@ -26,17 +25,11 @@ def supported() -> bool | str:
 
 @ir.ops.rms_norm.register_impl(AITER, supported=supported, supports_args=aiter_predicates.rms_norm)
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
-    rows = x.view(-1, x.shape[-1])
-    return aiter_library.function("rmsnorm2d_fwd")(rows, weight, epsilon).view(x.shape)
+    return aiter_library.rms_norm(x, weight, epsilon)
 
 
 @ir.ops.fused_add_rms_norm.register_impl(AITER, supported=supported, supports_args=aiter_predicates.fused_add_rms_norm)
 def fused_add_rms_norm(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    shape = (-1, x.shape[-1])
-    out, total = torch.empty_like(x), torch.empty_like(x)
-    aiter_library.function("rmsnorm2d_fwd_with_add")(
-        out.view(shape), x.view(shape), x_residual.view(shape), total.view(shape), weight, epsilon
-    )
-    return out, total
+    return aiter_library.fused_add_rms_norm(x, x_residual, weight, epsilon)
