@@ -21,6 +21,10 @@ LANES = 128
 """Columns of a tile. Heads of another width would be copied in every step, with the whole cache, for a kernel."""
 
 
+ROWS, FRACTIONS = 8, (1, 2, 4)
+"""Cached heads that fill tiles: multiples of the first, or one of the second. With others XLA copies likewise."""
+
+
 def why_no_kernel(spec: AttentionSpec, dtype: torch.dtype, block_size: int) -> str:
     """Return why the formula serves decoded tokens, "" where the kernel does.
 
@@ -33,6 +37,8 @@ def why_no_kernel(spec: AttentionSpec, dtype: torch.dtype, block_size: int) -> s
         return "no kernel with ALiBi or sinks"
     if spec.head_size % LANES:
         return f"heads of {spec.head_size} are no multiple of {LANES}, and the cache would be copied in every step"
+    if spec.num_kv_heads % ROWS and spec.num_kv_heads not in FRACTIONS:
+        return f"{spec.num_kv_heads} cached heads fill no tile, and the cache would be copied in every step"
     if block_size * spec.num_kv_heads % (32 // dtype.itemsize):
         return f"blocks of {block_size} positions of {spec.num_kv_heads} heads are no whole tiles of {dtype}"
     return ""

@@ -53,6 +53,8 @@ def test_a_step_of_the_kits_grid_agrees_with_float64(activated: None, number: in
         ({}, torch.bfloat16, 16, ""),
         ({"sliding_window": 5, "logits_soft_cap": 3.0}, torch.float32, 8, ""),
         ({"head_size": 64}, torch.bfloat16, 16, "heads of 64 are no multiple of 128"),
+        ({"num_heads": 9, "num_kv_heads": 3}, torch.bfloat16, 16, "3 cached heads fill no tile"),
+        ({"num_heads": 16, "num_kv_heads": 16}, torch.bfloat16, 16, ""),
         ({"has_alibi": True}, torch.bfloat16, 16, "no kernel with ALiBi or sinks"),
         ({"has_sinks": True}, torch.bfloat16, 16, "no kernel with ALiBi or sinks"),
         ({"num_kv_heads": 1}, torch.bfloat16, 8, "blocks of 8 positions of 1 heads are no whole tiles"),
