@@ -12,9 +12,6 @@ from jax.experimental import pallas as pl
 BLOCK_BYTES = 1 << 20
 """Bytes of one block of rows: the pipeline keeps two of each operand, in at least 16 MiB of vector memory."""
 
-MAX_ROW_BYTES = BLOCK_BYTES // 8
-"""Bytes of a row of which eight still fit a block."""
-
 
 def block_rows(rows: int, width: int, itemsize: int) -> int:
     """Return how many rows a block has: all of them, or a multiple of the rows that a tile packs.
