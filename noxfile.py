@@ -192,6 +192,18 @@ def plugin_ascend(session: nox.Session) -> None:
     session.run("python", "plugins/ascend/tests/standin/run.py", *session.posargs)
 
 
+@nox.session(name="plugin-rocm", reuse_venv=True)
+def plugin_rocm(session: nox.Session) -> None:
+    """Run all that is known about opdock-rocm without a GPU; any target that does not build fails it.
+
+    It takes Debian's packages: apt-get install clang-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs
+    """
+    _install_once(session, TORCH, "triton==3.6.0", "numpy==2.3.5", "-e", ".[test]", "-e", "plugins/rocm")
+    session.run("python", "-m", "pytest", "plugins/rocm/tests", *session.posargs)
+    for script in ("triton_kernels", "hip_kernels"):
+        session.run("python", f"plugins/rocm/tests/aot/{script}.py", "build/rocm")
+
+
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a GPU, in the Python that runs nox: its torch must be built for the device.
