@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Nothing asks for a TPU's metadata server, and what is computed beside is computed on the CPU.
+# No TPU's metadata server is asked, what is computed is computed on the CPU, and several processes may compile at once.
 os.environ.update(TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_ACCELERATOR_TYPE="v5litepod-4")
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ.setdefault("OPDOCK_TPU_ON", "cpu")
 
 import jax
