@@ -34,12 +34,12 @@ class Site:
         return f"{self.file}:{self.line}"
 
     @classmethod
-    def here(cls) -> Site:
-        """Return the nearest caller outside the host's own machinery."""
+    def here(cls, *, beyond: str = "opdock.journal") -> Site:
+        """Return the nearest caller outside the host's own machinery, and outside the package or module ``beyond``."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             module = frame.f_globals.get("__name__", "")
-            if not _is_machinery(module):
+            if not _is_machinery(module) and not _inside(module, (beyond,)):
                 return cls(frame.f_code.co_filename, frame.f_lineno, module)
             frame = frame.f_back
         return cls("<unknown>", 0, "")

@@ -54,7 +54,7 @@ def register_backend(name: str, class_path: str | None = None, *, override: bool
             raise RegistrationError(
                 f"{class_path!r} is not the path of a class.", who=f"attention backend {name}", remedy="pkg.mod:Class"
             )
-        _backends.register(name, class_path, override=override)
+        _backends.register(name, class_path, override=override, site=journal.Site.here(beyond=__name__))
         return name
 
     def decorate(cls: B) -> B:
@@ -67,7 +67,8 @@ def register_backend(name: str, class_path: str | None = None, *, override: bool
                 remedy="define it at module level.",
             )
         _check_class(name, cls, who)
-        _backends.register(name, f"{cls.__module__}:{cls.__qualname__}", override=override)
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        _backends.register(name, path, override=override, site=journal.Site.here(beyond=__name__))
         return cls
 
     return decorate

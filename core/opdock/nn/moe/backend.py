@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from opdock.errors import RegistrationError
-from opdock.journal import Registration, Registry
+from opdock.journal import Registration, Registry, Site
 from opdock.nn.moe.routing import Routing, route
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def register_moe_backend(name: str) -> Callable[[B], B]:
                 f"The MoE backend {name!r} defines no {', '.join(sorted(cls.__abstractmethods__))}.",
                 remedy="define what MoEBackend leaves open.",
             )
-        moe_backends.register(name, cls)
+        moe_backends.register(name, cls, site=Site.here(beyond=__name__))
         cls.name = name
         return cls
 

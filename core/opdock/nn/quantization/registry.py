@@ -14,13 +14,13 @@ from opdock.nn.quantization.config import QuantizationConfig
 
 C = TypeVar("C", bound=type)
 
-_PACKAGE = __name__.rpartition(".")[0]
+PACKAGE = __name__.rpartition(".")[0]
 _BUILT_IN = {
-    "fp8": f"{_PACKAGE}.fp8:Fp8Config",
-    "int8_w8a8": f"{_PACKAGE}.int8:Int8Config",
-    "gptq": f"{_PACKAGE}.gptq:GPTQConfig",
-    "awq": f"{_PACKAGE}.awq:AWQConfig",
-    "compressed-tensors": f"{_PACKAGE}.compressed_tensors:CompressedTensorsConfig",
+    "fp8": f"{PACKAGE}.fp8:Fp8Config",
+    "int8_w8a8": f"{PACKAGE}.int8:Int8Config",
+    "gptq": f"{PACKAGE}.gptq:GPTQConfig",
+    "awq": f"{PACKAGE}.awq:AWQConfig",
+    "compressed-tensors": f"{PACKAGE}.compressed_tensors:CompressedTensorsConfig",
 }
 _added: journal.Registry[type[QuantizationConfig]] = journal.Registry("quantisation method")
 
@@ -42,7 +42,7 @@ def register_quantization_config(quantization: str) -> Callable[[C], C]:
 
     def decorate(cls: C) -> C:
         _check(quantization, cls)
-        _added.register(quantization, cls, site=_caller())
+        _added.register(quantization, cls, site=journal.Site.here(beyond=PACKAGE))
         _let_platform_support(quantization)
         return cls
 
@@ -81,7 +81,7 @@ def _let_platform_support(name: str) -> None:
     def undo() -> None:
         cls.supported_quantization = [n for n in cls.supported_quantization if n != name]
 
-    journal.record("supported quantisation", name, undo, site=_caller())
+    journal.record("supported quantisation", name, undo, site=journal.Site.here(beyond=PACKAGE))
 
 
 def _resolved() -> object | None:
@@ -104,11 +104,3 @@ def get_quantization_config(quantization: str) -> type[QuantizationConfig]:
     raise UnknownNameError(
         f"Invalid quantization method: {quantization}", remedy=suggest(str(quantization), quantization_methods())
     )
-
-
-def _caller() -> journal.Site:
-    """Return the nearest caller outside this package: what plugins register is theirs, not the host's."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        frame = frame.f_back
-    return journal.Site(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""))

@@ -11,7 +11,7 @@ from importlib import import_module
 from opdock import context, env, journal
 from opdock.errors import ConfigError, RegistrationError, UnsupportedError, suggest
 from opdock.nn.quantization.kernels.base import LinearKernel
-from opdock.nn.quantization.registry import _caller
+from opdock.nn.quantization.registry import PACKAGE
 from opdock.nn.quantization.spec import KERNEL_TYPES, LinearSpec
 from opdock.platforms.enums import PlatformEnum
 
@@ -86,7 +86,7 @@ def register_linear_kernel(
     listed.insert(0 if first else len(listed), kernel_class)
     (_first.add if first else _first.discard)(kernel_class)
     name = f"{platform.name} {kernel_type} {kernel_class.__name__}"
-    journal.record("linear kernel", name, lambda: listed.remove(kernel_class), site=_caller())
+    journal.record("linear kernel", name, lambda: listed.remove(kernel_class), site=journal.Site.here(beyond=PACKAGE))
 
 
 _first: set[type[LinearKernel]] = set()
