@@ -142,6 +142,23 @@ def main() -> int:
     wrong: list[str] = []
     wanted: Callable[[str], bool] = lambda name: not given.only or any(name.startswith(o) for o in given.only)  # noqa: E731
     start = time.perf_counter()
+    told = ", ".join(f"{peer} {version}" for peer, version in others.versions.items())
+
+    def save(*, done: bool) -> Result:
+        """Write what there is: a run that is cut off leaves a record that says so."""
+        conditions = f"{torch.cuda.get_device_name()}. {CONDITIONS} Peers: {told or 'none'}."
+        conditions += "" if done else " UNFINISHED."
+        result = Result("kernels", conditions, ("opdock", "opdock-cuda", "torch", "triton"), rows, raw)
+        took = f"{time.perf_counter() - start:.0f} s."
+        tables = "\n".join(["", *notes, took, *(f"WRONG {w}" for w in wrong), "", *lines, ""])
+        if given.out is not None and rows:
+            write(result, given.out)
+            with (given.out / "kernels.txt").open("a", encoding="utf-8") as file:
+                file.write(tables)
+        if done:
+            print(result.table() if rows else "nothing was measured", tables, sep="\n")
+        return result
+
     if wanted("decode"):  # first, in a process that has compiled nothing
         rows, raw = decode_step(others.modules)
     for case in filter(lambda c: wanted(c.name), cases()):
@@ -153,23 +170,8 @@ def main() -> int:
                 rows += rows_of(case, tokens, hidden, found, chosen)
                 raw |= {f"{case.name}, {tokens} x {hidden}, {name}": took for name, took in found.items()}
                 wrong += misses
-    told = ", ".join(f"{peer} {version}" for peer, version in others.versions.items())
-    notes.append(f"{time.perf_counter() - start:.0f} s.")
-    name = torch.cuda.get_device_name()
-    result = Result(
-        "kernels",
-        f"{name}. {CONDITIONS} Peers: {told or 'none'}.",
-        ("opdock", "opdock-cuda", "torch", "triton"),
-        rows,
-        raw,
-    )
-    tables = "\n".join(["", *notes, *(f"WRONG {w}" for w in wrong), "", *lines, ""])
-    print(result.table() if rows else "nothing was measured", tables, sep="\n")
-    if given.out is not None and rows:
-        write(result, given.out)
-        with (given.out / "kernels.txt").open("a", encoding="utf-8") as file:
-            file.write(tables)
-    return 1 if result.missed() or wrong else 0
+        save(done=False)
+    return 1 if save(done=True).missed() or wrong else 0
 
 
 if __name__ == "__main__":
