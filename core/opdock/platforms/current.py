@@ -146,7 +146,8 @@ def with_hints(chosen: selection.Selection, candidates: list[metadata.Candidate]
 
     if chosen.winner != "cpu" or chosen.reason.endswith("=cpu"):
         return chosen
-    return replace(chosen, hints=hints.hints(c.dist.name for c in candidates))
+    torch = metadata.installed_version("torch")
+    return replace(chosen, hints=hints.hints((c.dist.name for c in candidates), torch=torch))
 
 
 def _ask(candidate: metadata.Candidate) -> selection.Outcome:

@@ -13,16 +13,32 @@ _TABLE = (
 )
 
 
-def hints(installed: Iterable[str], exists: Callable[[str], bool] = os.path.exists) -> tuple[str, ...]:
+# Builds of PyTorch, by the end of their version, for a device that no package of opdock serves. It is asked of the
+# metadata: device files do not tell an Intel GPU that computes from the graphics of most laptops.
+_BUILDS = (("+xpu", "Intel GPUs (torch.xpu)"),)
+
+
+def hints(
+    installed: Iterable[str], exists: Callable[[str], bool] = os.path.exists, *, torch: str | None = None
+) -> tuple[str, ...]:
     """Return a line for each piece of hardware that is seen while its package is not installed.
 
     Args:
         installed: names of installed distributions with a platform plugin.
         exists: tells whether a path exists.
+        torch: the version of PyTorch, None if it is not installed. A build for a device that opdock has no package
+            for gives a line too, as no plugin took the device.
     """
     have = {name.lower().replace("_", "-") for name in installed}
-    return tuple(
+    seen = [
         f"{hardware} is here and {package} is not installed: pip install {package}"
         for hardware, package, paths in _TABLE
         if package not in have and any(exists(path) for path in paths)
-    )
+    ]
+    seen += [
+        f"torch {torch} is built for {device}, and no installed platform plugin runs on one here; "
+        "opdock has no package for them, and writes the start of one: opdock new NAME"
+        for end, device in _BUILDS
+        if (torch or "").endswith(end)
+    ]
+    return tuple(seen)
