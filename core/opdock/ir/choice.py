@@ -81,4 +81,4 @@ def _why_chosen(impl: IrOpImpl, tried: Sequence[IrOpImpl], left_out: Mapping[str
         reason = "first in the priority that takes these arguments"
     if "VLLM_BATCH_INVARIANT" in left_out.get(impl.provider, ""):
         reason += "; it does not declare batch_invariant either, but nothing follows it"
-    return reason
+    return reason + ("; VLLM_BATCH_INVARIANT=1: row by row" if impl.generation < 0 else "")

@@ -35,7 +35,8 @@ class IrOpImpl:
         generation: how many implementations of this name the op had before: part of the key of a plan.
 
     All of them are attributes, ``supports_args`` as ``predicate``; so are ``site`` (where it is defined) and
-    ``owner`` (the distribution whose hook registered it, or None).
+    ``owner`` (the distribution whose hook registered it, or None), and ``invariant``: what stands for it under
+    ``VLLM_BATCH_INVARIANT=1``, another one for native definitions that run row by row there.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class IrOpImpl:
         self.op, self.provider, self.impl_fn = op, provider, impl_fn
         self.predicate, self._declared_support = supports_args, supported
         self.inplace, self.batch_invariant, self.generation = inplace, batch_invariant, generation
-        self.functional = functional
+        self.functional, self.invariant = functional, self
         self.site, self.owner = site_of(impl_fn), journal.current_owner()
 
     def __repr__(self) -> str:

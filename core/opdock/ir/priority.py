@@ -60,13 +60,13 @@ def expand(op: str, names: Sequence[str], default: Sequence[str], known: Mapping
 def filter_priority(impls: Mapping[str, IrOpImpl], names: Sequence[str], *, invariant: bool) -> Filtered:
     """Return what is tried of ``names``.
 
-    Unsupported providers are dropped and, if ``invariant``, those that do not declare ``batch_invariant``; nothing
-    follows the first that takes any arguments; if none does, native follows.
+    Unsupported providers are dropped and, if ``invariant``, those that do not declare ``batch_invariant``, native run
+    row by row where it can be; nothing follows the first that takes any arguments; if none does, native follows.
     """
     tried: list[IrOpImpl] = []
     left_out: dict[str, str] = {}
     for name in names:
-        impl = impls[name]
+        impl = impls[name].invariant if invariant else impls[name]
         if impl in tried:
             continue
         if tried and tried[-1].supports_all_args:
@@ -79,5 +79,5 @@ def filter_priority(impls: Mapping[str, IrOpImpl], names: Sequence[str], *, inva
             tried.append(impl)
     ends = bool(tried) and tried[-1].supports_all_args
     if not ends:
-        tried.append(impls[NATIVE])
+        tried.append(impls[NATIVE].invariant if invariant else impls[NATIVE])
     return Filtered(tuple(tried), left_out, native_added=not ends and NATIVE not in names)

@@ -8,9 +8,11 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from opdock import journal
 from opdock.errors import DuplicateError
 from opdock.ir import namespace
+from opdock.ir.impl import IrOpImpl
 from opdock.ir.op import IrOp
 from opdock.ir.providers import is_reload
-from opdock.ir.schema import schema_of
+from opdock.ir.rows import run_by_rows
+from opdock.ir.schema import NATIVE, schema_of
 from opdock.ir.scopes import lock
 from opdock.ir.signature import site_of
 
@@ -61,6 +63,7 @@ def register_op(
     activations: Sequence[str] | None = ...,
     allow_inplace: bool = ...,
     batch_invariant: bool = ...,
+    by_rows: bool = ...,
 ) -> Callable[[Callable[P, R]], PublicOp[P, R]]: ...
 def register_op(
     native: Callable[P, R] | None = None,
@@ -69,6 +72,7 @@ def register_op(
     activations: Sequence[str] | None = None,
     allow_inplace: bool = False,
     batch_invariant: bool = False,
+    by_rows: bool = False,
 ) -> Any:
     """Register a native definition as an IR op and return its public function.
 
@@ -81,6 +85,8 @@ def register_op(
         activations: parameters whose memory may be reused; None takes those that begin with ``x``.
         allow_inplace: adds ``.maybe_inplace(...)``, to which the activations are given away.
         batch_invariant: whether a row's bits of the native definition do not depend on the other rows.
+        by_rows: whether ``VLLM_BATCH_INVARIANT=1`` runs it row by row: each activation and each result has a row for
+            every row of the first activation.
 
     Raises: RegistrationError for a definition that no op can have; DuplicateError, showing both places, for a
         name in use. Nothing is registered then, in torch either.
@@ -96,6 +102,8 @@ def register_op(
                     namespace.publish(label, present.fn, fn)
                 return present.fn
             op = IrOp(label, fn, activations=activations, allow_inplace=allow_inplace, batch_invariant=batch_invariant)
+            if by_rows:
+                op.impls[NATIVE].invariant = IrOpImpl(op, NATIVE, run_by_rows(op), batch_invariant=True, generation=-1)
             _ops.register(label, op, site=op.site)
             namespace.publish(label, op.fn, fn)
             return op.fn

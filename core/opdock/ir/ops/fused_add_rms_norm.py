@@ -9,7 +9,7 @@ from opdock.ir.ops._numerics import ShapeError, normalise, widen
 from opdock.ir.registering import register_op
 
 
-@register_op(activations=["x", "x_residual"], allow_inplace=True)
+@register_op(activations=["x", "x_residual"], allow_inplace=True, by_rows=True)
 def fused_add_rms_norm(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from opdock.ir.ops.fused_add_rms_norm import fused_add_rms_norm
 from opdock.ir.registering import register_op
 
 
-@register_op(activations=["x", "x_residual"])
+@register_op(activations=["x", "x_residual"], by_rows=True)
 def fused_add_rms_norm_dynamic_per_token_fp8_quant(
     x: Tensor,
     x_residual: Tensor,

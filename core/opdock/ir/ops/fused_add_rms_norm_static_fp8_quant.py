@@ -11,7 +11,7 @@ from opdock.ir.ops.static_scaled_fp8_quant import static_scaled_fp8_quant
 from opdock.ir.registering import register_op
 
 
-@register_op(activations=["x", "x_residual"])
+@register_op(activations=["x", "x_residual"], by_rows=True)
 def fused_add_rms_norm_static_fp8_quant(
     x: Tensor,
     x_residual: Tensor,

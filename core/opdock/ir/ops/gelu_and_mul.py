@@ -10,7 +10,7 @@ from opdock.ir.ops._numerics import halves
 from opdock.ir.registering import register_op
 
 
-@register_op
+@register_op(by_rows=True)
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
     """Multiply the GELU of the first half of x by the second half.
 
@@ -24,7 +24,8 @@ def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
     Dtypes: x float16, bfloat16, float32, float64; returns x's dtype.
     Args: approximate, ``none`` or ``tanh``.
     Mutates: nothing.
-    Batch: not invariant; on CPUs a single row may take another kernel.
+    Batch: not invariant; on CPUs a single row may take another kernel. VLLM_BATCH_INVARIANT=1 runs it
+        row by row.
     Raises: ShapeError if the last dimension is odd; RuntimeError for another approximation.
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; Shazeer 2020, arXiv:2002.05202 (GEGLU).
     """

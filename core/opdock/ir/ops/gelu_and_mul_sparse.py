@@ -10,7 +10,7 @@ from opdock.ir.ops._numerics import halves, widen
 from opdock.ir.registering import register_op
 
 
-@register_op
+@register_op(by_rows=True)
 def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "none") -> Tensor:
     """Multiply the GELU of what stands out in the first half of x by the second half.
 

@@ -9,7 +9,7 @@ from opdock.ir.ops._numerics import normalise, widen
 from opdock.ir.registering import register_op
 
 
-@register_op
+@register_op(by_rows=True)
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
     """Normalise each row of x by its root mean square.
 
@@ -25,6 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: in
         means all.
     Mutates: nothing.
     Batch: not invariant; torch's mean splits a long row over threads when there are few rows.
+        VLLM_BATCH_INVARIANT=1 runs it row by row.
     Raises: ShapeError if hidden differs or variance_size is out of range.
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """

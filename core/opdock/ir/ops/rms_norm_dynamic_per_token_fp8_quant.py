@@ -11,7 +11,7 @@ from opdock.ir.ops.rms_norm import rms_norm
 from opdock.ir.registering import register_op
 
 
-@register_op(activations=["x"])
+@register_op(activations=["x"], by_rows=True)
 def rms_norm_dynamic_per_token_fp8_quant(
     x: Tensor,
     weight: Tensor | None,

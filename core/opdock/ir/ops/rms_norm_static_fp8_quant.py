@@ -11,7 +11,7 @@ from opdock.ir.ops.static_scaled_fp8_quant import static_scaled_fp8_quant
 from opdock.ir.registering import register_op
 
 
-@register_op(activations=["x"])
+@register_op(activations=["x"], by_rows=True)
 def rms_norm_static_fp8_quant(
     x: Tensor, weight: Tensor | None, scale: Tensor, epsilon: float, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Tensor:

@@ -10,7 +10,7 @@ from opdock.ir.ops._numerics import halves
 from opdock.ir.registering import register_op
 
 
-@register_op
+@register_op(by_rows=True)
 def silu_and_mul(x: Tensor) -> Tensor:
     """Multiply the SiLU of the first half of x by the second half.
 
@@ -24,6 +24,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     Dtypes: x float16, bfloat16, float32, float64; returns x's dtype.
     Mutates: nothing.
     Batch: not invariant; on CPUs the last elements of a thread's share are computed by another exp.
+        VLLM_BATCH_INVARIANT=1 runs it row by row.
     Raises: ShapeError if the last dimension is odd.
     Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU).
     """

@@ -11,7 +11,7 @@ from opdock.ir.ops.silu_and_mul import silu_and_mul
 from opdock.ir.registering import register_op
 
 
-@register_op(activations=["x"])
+@register_op(activations=["x"], by_rows=True)
 def silu_and_mul_dynamic_per_token_fp8_quant(
     x: Tensor, scale_ub: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> tuple[Tensor, Tensor]:

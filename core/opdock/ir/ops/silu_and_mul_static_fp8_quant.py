@@ -11,7 +11,7 @@ from opdock.ir.ops.static_scaled_fp8_quant import static_scaled_fp8_quant
 from opdock.ir.registering import register_op
 
 
-@register_op(activations=["x"])
+@register_op(activations=["x"], by_rows=True)
 def silu_and_mul_static_fp8_quant(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
     """Multiply the SiLU of the first half of x by the second half, and quantise the product with one scale.
 
