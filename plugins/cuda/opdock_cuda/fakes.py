@@ -103,6 +103,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "token_fp8": _token_fp8,
     "rotary_embedding_": _in_place,
     "reshape_and_cache_": _in_place,
+    "rotary_and_cache_": _in_place,
 }
 
 for _name, _fake in FAKES.items():

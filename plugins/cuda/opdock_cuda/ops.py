@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from opdock.errors import OpdockError, UnsupportedError
-from opdock_cuda import library, predicates
+from opdock_cuda import library, predicates, rotary_cache
 
 _REMEDY = (
     "give tensors of one CUDA device in float32, float16 or bfloat16, dense in the last dimension, under "
@@ -274,6 +274,46 @@ def reshape_and_cache_(
     said = _said(predicates.reshape_and_cache, key, value, key_cache, value_cache, slot_mapping)
     _check("reshape_and_cache", said, _CACHE_REMEDY)
     torch.ops.opdock_cuda.reshape_and_cache_.default(key, value, key_cache, value_cache, slot_mapping)
+
+
+def rotary_and_cache_(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    head_size: int,
+    cos_sin_cache: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    is_neox: bool = True,  # noqa: FBT002
+) -> None:
+    """Rotate query and key as ``rotary_embedding_`` does, and write the rotated keys and the values to their slots.
+
+    Args:
+        positions: of ``rotary_embedding_``.
+        query: of ``rotary_embedding_``; written.
+        key: of ``rotary_embedding_``; written.
+        value: (tokens, heads, head_size) of key's dtype, any strides but the last.
+        key_cache: (blocks, block_size, heads, head_size) of key's dtype or float8_e4m3fn, blocks of any stride;
+            written.
+        value_cache: of key_cache's shape and dtype; written.
+        slot_mapping: (tokens,), int64 or int32: block * block_size + place. A slot that is negative or not in the
+            cache is left out.
+        head_size: of ``rotary_embedding_``.
+        cos_sin_cache: of ``rotary_embedding_``.
+        k_scale: one float32, over which a float8_e4m3fn cache holds its keys; else not used.
+        v_scale: likewise for values.
+        is_neox: of ``rotary_embedding_``.
+
+    Raises: ArgumentError for other arguments; UnsupportedError where the kernels are not loaded.
+    """
+    given = (positions, query, key, value, key_cache, value_cache, slot_mapping, head_size, cos_sin_cache)
+    said = _said(rotary_cache.takes, *given, k_scale, v_scale, is_neox)
+    _check("rotary_and_cache", said)
+    torch.ops.opdock_cuda.rotary_and_cache_.default(*given, k_scale, v_scale, is_neox)
 
 
 def _said(predicate: Callable[..., bool | str], *arguments: Any) -> bool | str:

@@ -24,6 +24,9 @@ PROVIDED = (
 )
 """The IR ops that have a provider ``cuda``, and one ``triton``."""
 
+FUSED = ("rotary_and_cache",)
+"""IR ops that fusions alone make, with a provider ``cuda`` and no other: without it the ops stay apart."""
+
 LEFT_TO_INDUCTOR = {
     "silu_and_mul": "elementwise: one kernel either way, and Inductor can put its neighbours into it",
     "gelu_and_mul": "elementwise, as silu_and_mul",
@@ -44,4 +47,5 @@ def default_priority(*, inductor: bool) -> IrOpPriorityConfig:
         inductor: whether Inductor compiles what is left native.
     """
     kernels_first = {op: [CUDA, TRITON, NATIVE] for op in PROVIDED if not (inductor and op in LEFT_TO_INDUCTOR)}
+    kernels_first |= {op: [CUDA, NATIVE] for op in FUSED}
     return IrOpPriorityConfig.with_default([NATIVE], **kernels_first)

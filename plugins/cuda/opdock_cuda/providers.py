@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opdock import ir
-from opdock_cuda import library, predicates
+from opdock_cuda import library, predicates, rotary_cache
 from opdock_cuda.direct import run
 from opdock_cuda.platform import CudaPlatform
 
@@ -244,3 +244,6 @@ def rotary_embedding(
             return made
     _ops.rotary_embedding_.default(positions, query, key, head_size, cos_sin_cache, is_neox)
     return query, key
+
+
+rotary_cache.register(supported, batch_invariant=ELEMENTWISE_INVARIANT)

@@ -4,7 +4,8 @@ CUDA's rules, where its programming guide and the driver agree:
 
 - unset: all GPUs; empty: none;
 - a list of numbers, each read up to its first character that is no digit, or a list of names (``GPU-...`` or
-  ``MIG-...``), each cut short as far as it stays unique; what the value starts with says which;
+  ``MIG-...``), in capitals or not, each cut short as far as it stays unique, and what follows 36 characters of one is
+  not read; what the value starts with says which; a GPU's UUID behind ``MIG-`` names that GPU;
 - the list ends at the first entry that names no GPU; an entry that repeats another hides all of them;
 - a GPU in MIG mode stands for its first MIG device, and a process sees one MIG device, and then no other GPU.
 """
@@ -22,6 +23,9 @@ it up to the first entry that names no GPU. Example: ``0,2``."""
 
 ORDER = "CUDA_DEVICE_ORDER"
 """``PCI_BUS_ID``: indices follow the PCI bus, as NVML's do. Unset: CUDA puts the fastest GPU first."""
+
+UUID = 36
+"""Characters of a UUID behind ``GPU-`` or ``MIG-``."""
 
 
 def select(value: str | None, gpus: Sequence[Facts]) -> tuple[Facts, ...]:
@@ -75,25 +79,31 @@ def _any_kind(entry: str, gpus: Sequence[Facts]) -> Facts | None:
 
 
 def _numbered(entry: str, gpus: Sequence[Facts]) -> Facts | None:
-    digits = re.match(r"\s*\+?([0-9]+)", entry)
-    return gpus[int(digits[1])] if digits and int(digits[1]) < len(gpus) else None
+    found = re.match(r"\s*([+-]?[0-9]+)", entry)
+    return gpus[int(found[1])] if found and 0 <= int(found[1]) < len(gpus) else None
 
 
 def _named(entry: str, gpus: Sequence[Facts]) -> Facts | None:
     """Return the GPU of a name; one whose UUID is not known may be meant by any."""
-    matches = [gpu for gpu in gpus if entry.startswith("GPU-") and (not gpu.uuid or gpu.uuid.startswith(entry))]
+    matches = [gpu for gpu in gpus if entry.startswith("GPU-") and (not gpu.uuid or _begins(gpu.uuid, entry))]
     return matches[0] if len(matches) == 1 else None
 
 
 def _instance(entry: str, gpus: Sequence[Facts]) -> Facts | None:
     """Return the MIG device of a name of either kind: ``MIG-<its UUID>``, ``MIG-<UUID of the GPU>/1/0``."""
-    matches = [
-        instance
+    named = [
+        device
         for gpu in gpus
-        for instance in gpu.instances
-        if entry.startswith("MIG-") and (instance.uuid.startswith(entry) or instance.place == entry)
+        for device in (gpu, *gpu.instances)
+        if device.place == entry or _begins(device.uuid, entry)
     ]
-    return matches[0] if len(matches) == 1 else None
+    return named[0] if entry.startswith("MIG-") and len(named) == 1 else None
+
+
+def _begins(uuid: str, entry: str) -> bool:
+    """Return whether an entry's UUID is the first part, at least one character, of this one."""
+    asked = entry[4 : 4 + UUID].lower()
+    return asked != "" and uuid[4:].lower().startswith(asked)
 
 
 def _as_cuda_counts(picked: Sequence[Facts]) -> tuple[Facts, ...]:

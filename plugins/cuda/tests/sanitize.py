@@ -216,9 +216,38 @@ def cache_cases() -> Iterator[Case]:
             yield Case(f"cache, {dtype}, {heads} x {size}, {layout}, {integer}", run)
 
 
+def rotary_cache_cases() -> Iterator[Case]:
+    """Yield the calls of rotary_and_cache_; positions and slots as above, caches of blocks that lie apart."""
+    for dtype, (size, rot, heads, kv_heads, layout) in product(DTYPES, HEADS):
+        for angles, held in product(dict.fromkeys((dtype, torch.float32)), (dtype, torch.float8_e4m3fn)):
+            for neox in (True, False):
+
+                def run(
+                    dtypes: tuple[torch.dtype, ...] = (dtype, angles, held),
+                    shape: tuple[int, ...] = (size, rot, heads, kv_heads),
+                    layout: str = layout,
+                    neox: bool = neox,
+                ) -> None:
+                    (size, rot, heads, kv_heads), (dtype, angles, held) = shape, dtypes
+                    integer = torch.int64 if neox else torch.int32
+                    positions = torch.tensor([0, 15, -1, 16, 2**31 - 1], dtype=integer).cuda()
+                    slots = torch.tensor([7, -1, 8, 0, 2**31 - 1], dtype=integer).cuda()
+                    query, key, value = (on_gpu((5, n * size), dtype, layout) for n in (heads, kv_heads, kv_heads))
+                    caches = [on_gpu((2, 4, kv_heads, size), held) for _ in range(2)]
+                    table, scales = on_gpu((16, rot), angles), (one(0.5), one(2.0))
+                    torch.ops.opdock_cuda.rotary_and_cache_(
+                        positions, query, key, value.view(5, -1, size), *caches, slots, size, table, *scales, neox
+                    )
+
+                what = f"{heads} and {kv_heads} heads of {size}, {rot} rotated, {layout}"
+                if kv_heads:  # without keys there is no cache
+                    yield Case(f"rotary and cache, {dtype}, angles {angles}, cache {held}, {what}, neox {neox}", run)
+
+
 def cases(word: str = "") -> list[Case]:
     """Return all calls that have a word in their names."""
-    return [c for make in (rows_cases, rotary_cases, cache_cases) for c in make() if word in c.name]
+    makers = (rows_cases, rotary_cases, cache_cases, rotary_cache_cases)
+    return [c for make in makers for c in make() if word in c.name]
 
 
 # -- which kernels there are, and which ran

@@ -233,6 +233,20 @@ OPCHECK: dict[str, Callable[[], tuple[Any, ...]]] = {
         rows(2, 4, 2, 64),
         torch.arange(4, device=DEVICE),
     ),
+    "rotary_and_cache_": lambda: (
+        torch.arange(4, device=DEVICE),
+        rows(4, 128),
+        rows(4, 64),
+        rows(4, 1, 64),
+        rows(2, 4, 1, 64),
+        rows(2, 4, 1, 64),
+        torch.tensor([7, -1, 0, 3], device=DEVICE),
+        64,
+        rows(8, 64),
+        one(1.0),
+        one(1.0),
+        True,
+    ),
 }
 
 

@@ -31,6 +31,19 @@ CALLS: dict[str, Callable[[], Any]] = {
     "reshape_and_cache_": lambda: ops.reshape_and_cache_(
         X.view(3, 1, 64), X.view(3, 1, 64), torch.ones(2, 4, 1, 64), torch.ones(2, 4, 1, 64), torch.arange(3)
     ),
+    "rotary_and_cache_": lambda: ops.rotary_and_cache_(
+        torch.arange(3),
+        X,
+        X.clone(),
+        X.view(3, 1, 64),
+        torch.ones(2, 4, 1, 64),
+        torch.ones(2, 4, 1, 64),
+        torch.arange(3),
+        64,
+        torch.ones(8, 64),
+        S,
+        S,
+    ),
 }
 
 

@@ -140,18 +140,13 @@ def test_the_probe_does_not_initialise_cuda_so_a_forked_child_can(gpu: None) -> 
 
 @pytest.mark.gpu
 def test_the_probe_and_the_facts_leave_the_driver_untouched(gpu: None) -> None:
-    """The driver answers 3, not initialised, to a process that has not called cuInit, and then has no context."""
+    """The driver answers 3, not initialised, to a process that has not called cuInit, so it has no context."""
     program = (
-        "import ctypes, pynvml, torch\n"
+        "import ctypes, torch\n"
         "import opdock_cuda.probe as p\n"
         "from opdock_cuda.platform import CudaPlatform as C\n"
         "driver, number = ctypes.CDLL('libcuda.so.1'), ctypes.c_int()\n"
-        "def processes():\n"
-        "    pynvml.nvmlInit()\n"
-        "    gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)\n"
-        "    return len(pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)), pynvml.nvmlDeviceGetMemoryInfo(gpu).used\n"
-        "uuid = C.get_device_uuid()\n"
-        "before = processes()\n"
+        "C.get_device_uuid()\n"
         "assert p.probe() is None\n"
         "facts = C.get_device_name(), C.get_device_capability(), C.get_device_total_memory(), C().supported_dtypes\n"
         "C.check_if_supports_dtype(torch.bfloat16), C.supports_fp8(), C.log_warnings()\n"
@@ -159,13 +154,9 @@ def test_the_probe_and_the_facts_leave_the_driver_untouched(gpu: None) -> None:
         "assert opdock.current_platform.device_name == 'cuda'\n"  # activated: kernels and providers are there
         "assert not torch.cuda.is_initialized()\n"
         "assert driver.cuDeviceGetCount(ctypes.byref(number)) == 3, 'cuInit was called'\n"
-        "after = processes()\n"
-        "assert after == before, (before, after)\n"
         "kept = torch.ones(2, device='cuda')\n"
-        "assert driver.cuDeviceGetCount(ctypes.byref(number)) == 0\n"
-        "context = processes()\n"
-        "assert context[1] > before[1], 'the control: a context takes memory'\n"
-        "print(facts, before, after, context)\n"
+        "assert driver.cuDeviceGetCount(ctypes.byref(number)) == 0, 'the control: now it was'\n"
+        "print(facts)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr

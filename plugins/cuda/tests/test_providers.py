@@ -9,14 +9,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from opdock import OpdockConfig, ir
 from opdock_cuda import library
 from opdock_cuda.platform import CudaPlatform
-from opdock_cuda.priorities import LEFT_TO_INDUCTOR, PROVIDED, default_priority
+from opdock_cuda.priorities import FUSED, LEFT_TO_INDUCTOR, PROVIDED, default_priority
 
 pytestmark = pytest.mark.usefixtures("registered")
 
 
 def test_every_op_in_the_table_has_both_providers_and_no_other_has() -> None:
-    for provider in ("cuda", "triton"):
-        assert sorted(PROVIDED) == sorted(name for name, op in ir.registry.items() if provider in op.impls)
+    for provider, more in (("cuda", FUSED), ("triton", ())):
+        assert sorted((*PROVIDED, *more)) == sorted(name for name, op in ir.registry.items() if provider in op.impls)
 
 
 def test_those_that_write_their_activations_say_so() -> None:
@@ -24,15 +24,16 @@ def test_those_that_write_their_activations_say_so() -> None:
         "fused_add_rms_norm",
         "rotary_embedding",
     }
+    assert all(ir.registry[op].impls["cuda"].inplace for op in FUSED)
 
 
 def test_every_provider_promises_batch_invariance() -> None:
     """The order of a sum goes by the length of a row alone."""
-    assert all(ir.registry[op].impls["cuda"].batch_invariant for op in PROVIDED)
+    assert all(ir.registry[op].impls["cuda"].batch_invariant for op in (*PROVIDED, *FUSED))
 
 
 @pytest.mark.skipif(library.load(), reason="the kernels are here")
-@pytest.mark.parametrize("op", PROVIDED)
+@pytest.mark.parametrize("op", [*PROVIDED, *FUSED])
 def test_where_the_kernels_are_not_the_provider_says_why(op: str) -> None:
     impl = ir.registry[op].impls["cuda"]
     assert not impl.supported
@@ -43,6 +44,7 @@ def test_kernels_come_first_in_eager_code_for_every_op_that_has_one() -> None:
     made = CudaPlatform.get_default_ir_op_priority(OpdockConfig())
     assert all(made[op] == ["cuda", "triton", "native"] for op in PROVIDED)
     assert made["all_reduce"] == ["native"]
+    assert all(made[op] == ["cuda", "native"] for op in FUSED)
 
 
 def test_what_inductor_does_as_well_is_left_to_it_and_has_a_reason() -> None:
@@ -60,7 +62,7 @@ def test_compiled_without_inductor_the_kernels_come_first_throughout() -> None:
 
 @pytest.mark.skipif(not library.load(), reason=f"needs the kernels: {library.why_not()}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("op", PROVIDED)
+@pytest.mark.parametrize("op", [*PROVIDED, *FUSED])
 def test_on_fake_tensors_a_provider_gives_what_the_definition_gives(op: str, dtype: torch.dtype) -> None:
     with FakeTensorMode():
         for tokens in (0, 3):

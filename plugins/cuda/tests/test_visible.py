@@ -47,6 +47,12 @@ UNSPLIT = Facts("NVIDIA H200", "GPU-nn66", 2**37, (9, 0), mig=True)
         ("GPU-bb,0", [2]),  # a list has one kind of entries
         ("0,GPU-bb", [0]),
         ("MIG-p10", []),
+        ("-0", [0]),
+        ("-2", []),
+        ("GPU-BB33", [2]),
+        ("GPU-", []),
+        ("MIG-bb33", [2]),  # as the driver of an H200 counts it
+        ("MIG-", []),
     ],
 )
 def test_the_gpus_that_cuda_counts_are_those_of_its_rules(value: str | None, expected: list[int]) -> None:
@@ -75,6 +81,13 @@ def test_the_gpus_that_cuda_counts_are_those_of_its_rules(value: str | None, exp
 def test_of_mig_devices_a_process_sees_one(value: str | None, expected: str | None) -> None:
     found = select(value, [GPUS[0], SPLIT])
     assert [facts.name for facts in found] == ([expected] if expected else [])
+
+
+def test_what_follows_a_whole_uuid_is_not_read() -> None:
+    whole = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+    gpu = Facts("NVIDIA H200", whole, 2**37, (9, 0))
+    assert select(whole + " ", [gpu]) == select(whole + "0", [gpu]) == select(whole.upper(), [gpu]) == (gpu,)
+    assert select(whole[:-1] + "e", [gpu]) == select(whole[:-1] + " ", [gpu]) == ()
 
 
 def test_a_gpu_in_mig_mode_without_mig_devices_is_none_that_can_be_used() -> None:
