@@ -162,7 +162,7 @@ def _scaled_linear(
         return out
     one_scale = x_scale.numel() == scale.numel() == 1
     tiles = INVARIANT_SCALED if invariant else scaled_tiles(rows, outputs, inputs, one_scale=one_scale)
-    if tiles is None and not blocked and not interpreted():
+    if tiles is None and not blocked and not interpreted() and (not integer or _int_mm_takes(rows, inputs, outputs)):
         return _by_torch(x, weight, x_scale, scale, bias, out_dtype)
     tiles = tiles or Tiles(128, 128, 128, 1, 3, 8)
     grid = (triton.cdiv(outputs, tiles.block_n), triton.cdiv(rows, tiles.block_m))
@@ -186,6 +186,11 @@ def _scaled_linear(
         STAGES=tiles.stages,
     )
     return out
+
+
+def _int_mm_takes(rows: int, inputs: int, outputs: int) -> bool:
+    """Return whether ``torch._int_mm`` takes a product of this size on an NVIDIA GPU."""
+    return rows > 16 and inputs % 8 == 0 and outputs % 8 == 0
 
 
 def _by_torch(
