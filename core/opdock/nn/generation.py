@@ -9,6 +9,7 @@ import torch
 
 from opdock import context
 from opdock.errors import ConfigError
+from opdock.nn.invariant import follow, in_force, refuse_compiled
 from opdock.nn.loading import LoadedModel, load_model
 from opdock.nn.sampling import SamplingParams, make_generator, sample
 
@@ -49,6 +50,9 @@ class Generation(Iterator[int]):
         stop_tokens: Iterable[int],
     ) -> None:
         """Allocate the cache; nothing is computed yet."""
+        follow()
+        if in_force():
+            refuse_compiled(model)
         self._model, self._sampling = model, sampling
         self._stop = frozenset(stop_tokens)
         self._room = model.config.max_position - len(tokens)

@@ -13,11 +13,12 @@ from opdock import context, env
 from opdock.errors import ConfigError
 from opdock.nn.attention import ops  # noqa: F401 - defines the torch ops
 from opdock.nn.attention.backend import AttentionBackend
-from opdock.nn.attention.dense import attend
+from opdock.nn.attention.dense import attend, attend_by_rows
 from opdock.nn.attention.forward_context import get_forward_context
 from opdock.nn.attention.impl import AttentionImpl, AttentionSpec
 from opdock.nn.attention.kv_cache import LayerCache
 from opdock.nn.attention.selector import choose_for_layer, resolve_backend
+from opdock.nn.invariant import in_force
 from opdock.registry import PluggableLayer
 
 
@@ -203,7 +204,7 @@ class Attention(PluggableLayer):
         k, v = key.view(heads).transpose(1, 2), value.view(heads).transpose(1, 2)
         if cache is not None:
             k, v = cache.append(k, v)
-        if not self.spec.plain:
+        if not self.spec.plain or in_force():
             return self._featured(query, k, v, batch)
         if new == 1:
             # query heads of a group see the same keys: as rows of one matrix they need no mask and no copies
@@ -252,8 +253,9 @@ class Attention(PluggableLayer):
     def _featured(self, query: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
         """Attend sequence by sequence, by the formula."""
         rows = query.view(batch, -1, self.num_heads, self.head_size)
+        by_formula = attend_by_rows if in_force() else attend
         outs = [
-            attend(
+            by_formula(
                 q,
                 keys.transpose(0, 1),
                 values.transpose(0, 1),

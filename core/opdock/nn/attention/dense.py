@@ -58,3 +58,35 @@ def attend(
         weights = scores.softmax(-1)[..., :total]
         out[start:end] = (weights @ v).permute(2, 0, 1, 3).to(query.dtype)
     return out.view(new, spec.num_heads, spec.head_size)
+
+
+def attend_by_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spec: AttentionSpec,
+    *,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return what ``attend`` does, each position computed as if it were the last of its request.
+
+    Its bits depend on the positions up to it alone: not on how a prompt is cut into steps, nor on where tensors lie.
+    """
+    new, total = query.shape[0], key.shape[0]
+    if not new or not total:
+        return torch.zeros_like(query)
+    dense, wide = torch.contiguous_format, torch.promote_types(query.dtype, torch.float32)
+    key, value = (t.to(wide, memory_format=dense, copy=True) for t in (key, value))
+    rows = [
+        attend(
+            query[i : i + 1].clone(memory_format=dense),
+            key[: total - new + i + 1],
+            value[: total - new + i + 1],
+            spec,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+        )
+        for i in range(new)
+    ]
+    return torch.cat(rows)

@@ -6,11 +6,14 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from opdock import env
 from opdock.errors import ConfigError, OrderError, UnknownNameError, UnsupportedError
 from opdock.nn.batch.capture import Capture, refuse_without_graphs
+from opdock.nn.batch.invariance import LARGEST_PART
 from opdock.nn.batch.request import Output, Part, Request, plan_step
 from opdock.nn.batch.runner import Flight, Runner
 from opdock.nn.generation import check_request
+from opdock.nn.invariant import in_force
 from opdock.nn.sampling import SamplingParams, make_generator
 
 if TYPE_CHECKING:
@@ -39,7 +42,8 @@ class Batch:
     A context manager: leaving it closes the batch.
 
     Raises: ConfigError for an impossible number; UnsupportedError for graphs where the platform has none; OrderError
-        while the model serves another batch.
+        while the model serves another batch; BatchInvarianceError, naming layer and op, where
+        ``VLLM_BATCH_INVARIANT=1`` asks for what the model cannot promise.
     """
 
     def __init__(
@@ -82,6 +86,9 @@ class Batch:
         )
         self.cache = self._runner.cache
         self._unbind = weakref.finalize(self, self.cache.unbind)  # also for a batch that is forgotten, not closed
+        # one part of a prompt always fits beside the other requests' tokens
+        fits = max_step_tokens - max_requests + 1
+        self._part = min(LARGEST_PART, fits) if self._runner.invariant else None
         self._requests: dict[int, Request] = {}
         self._flight: Flight | None = None
         self._count = 0
@@ -207,7 +214,16 @@ class Batch:
     # -- running
 
     def step(self) -> list[Output]:
-        """Run one step and return what it made; nothing for requests whose prompt is not through."""
+        """Run one step and return what it made; nothing for requests whose prompt is not through.
+
+        Raises: OrderError if ``VLLM_BATCH_INVARIANT`` was changed since the batch was made.
+        """
+        if in_force() != self._runner.invariant:
+            raise OrderError(
+                f"{env.VLLM_BATCH_INVARIANT} was changed while a batch runs.",
+                why="Its kernels were chosen, and what it runs was examined, when it was made.",
+                remedy="close() it and make another one.",
+            )
         flight = self._flight
         if flight is None:
             parts = self._plan()
@@ -228,7 +244,7 @@ class Batch:
         return outputs
 
     def _plan(self) -> list[Part]:
-        return plan_step(self._requests.values(), self.max_step_tokens)
+        return plan_step(self._requests.values(), self.max_step_tokens, part=self._part)
 
     def generate(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
         """Return the tokens that follow each prompt; they join in order, as soon as there is place.

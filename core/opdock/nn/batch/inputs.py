@@ -28,8 +28,17 @@ class StepInputs:
     rows: torch.Tensor | None
 
 
-def step_inputs(parts: Sequence[Part], block_size: int, device: torch.device) -> StepInputs:
-    """Return the inputs of a step, whose tokens are all known on the host."""
+def step_inputs(
+    parts: Sequence[Part], block_size: int, device: torch.device, *, longest: int | None = None
+) -> StepInputs:
+    """Return the inputs of a step, whose tokens are all known on the host.
+
+    Args:
+        parts: of the requests.
+        block_size: positions of a block.
+        device: of the model.
+        longest: what kernels are told as the most positions of a request, whole blocks; None: those of this step.
+    """
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -41,7 +50,7 @@ def step_inputs(parts: Sequence[Part], block_size: int, device: torch.device) ->
         starts.append(len(ids))
         if part.samples:
             rows.append(len(ids) - 1)
-    width = max(len(p.request.blocks) for p in parts)
+    width = longest // block_size if longest else max(len(p.request.blocks) for p in parts)
     longs = [torch.tensor(numbers, dtype=torch.int64) for numbers in (ids, positions, slots, rows)]
     ints = [
         torch.tensor(starts, dtype=torch.int32),
@@ -56,7 +65,7 @@ def step_inputs(parts: Sequence[Part], block_size: int, device: torch.device) ->
         slot_mapping=sent[2],
         num_tokens=len(ids),
         max_query_len=max(p.count for p in parts),
-        max_seq_len=max(p.end for p in parts),
+        max_seq_len=longest or max(p.end for p in parts),
         query_lens=tuple(p.count for p in parts),
         context_lens=tuple(p.start for p in parts),
     )

@@ -104,19 +104,21 @@ class Part:
         return self.end >= self.request.prompt_tokens
 
 
-def plan_step(requests: Iterable[Request], most_tokens: int) -> list[Part]:
+def plan_step(requests: Iterable[Request], most_tokens: int, *, part: int | None = None) -> list[Part]:
     """Return the parts of the next step: every decode, then prompts in the order of joining, while tokens are left.
 
     Args:
         requests: that are not over, in the order of joining.
         most_tokens: of the step; a prompt that does not fit is computed in parts.
+        part: the tokens of every part of a prompt but its last; a part that does not fit whole waits. None: what fits.
     """
     waiting: Sequence[Request] = [r for r in requests if not r.decoding]
     parts = [Part(r, r.scheduled, 1) for r in requests if r.decoding and r.scheduled < r.last_position]
     left = most_tokens - len(parts)
     for request in waiting:
-        count = min(request.prompt_tokens - request.scheduled, left)
-        if count < 1:
+        rest = request.prompt_tokens - request.scheduled
+        count = min(rest, left if part is None else part)
+        if not 0 < count <= left:
             break
         parts.append(Part(request, request.scheduled, count))
         left -= count

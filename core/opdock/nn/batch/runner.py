@@ -16,7 +16,9 @@ from opdock.nn.batch.capture import Capture, GraphCapture
 from opdock.nn.batch.forward import forward_of
 from opdock.nn.batch.graphs import DecodeGraphs
 from opdock.nn.batch.inputs import step_inputs
+from opdock.nn.batch.invariance import require
 from opdock.nn.batch.request import Part
+from opdock.nn.invariant import follow, in_force
 from opdock.nn.sampling import sample
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ class Runner:
         capture: what makes a graph of a step; None takes the device's.
         cache_dtype: of keys and values; None takes the model's.
 
-    Raises: OrderError while the model serves another batch.
+    Raises: OrderError while the model serves another batch; BatchInvarianceError for a model that cannot promise what
+        ``VLLM_BATCH_INVARIANT=1`` asks for.
     """
 
     def __init__(
@@ -85,8 +88,17 @@ class Runner:
                 why="Its attention layers write to the cache of one batch at a time.",
                 remedy="close() the other batch first, or load the model a second time.",
             )
+        follow()
+        self.invariant = in_force()
+        self._longest = width * block_size if self.invariant else None
         with self._inference():
             self.cache = PagedKVCache.for_model(model, num_blocks=num_blocks, block_size=block_size, dtype=cache_dtype)
+            if self.invariant:
+                try:
+                    require(model, self.cache)
+                except BaseException:
+                    self.cache.unbind()
+                    raise
             if graphs:
                 self._graphs = DecodeGraphs(
                     self._forward,
@@ -103,7 +115,7 @@ class Runner:
         if self._graphs is not None and all(p.request.decoding for p in parts):
             return self._replay(self._graphs, parts, known=True)
         with self._inference():
-            inputs = step_inputs(parts, self.cache.block_size, self.device)
+            inputs = step_inputs(parts, self.cache.block_size, self.device, longest=self._longest)
             with set_forward_context(inputs.metadata, self.cache):
                 hidden = self._forward(inputs.input_ids, inputs.positions)
             for part in parts:

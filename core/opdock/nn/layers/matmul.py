@@ -7,16 +7,27 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
+from opdock.nn.invariant import in_force
+
 # The CPU product of one row and a matrix runs on one thread in these types, and decoding does little else; a
 # batch of products is spread over the threads. bfloat16 and float16 have threaded kernels of their own.
 _ONE_THREADED = (torch.float32, torch.float64)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return x @ weight.T + bias.
+    """Return x @ weight.T + bias; where ``VLLM_BATCH_INVARIANT=1`` asks for it, each row with the bits it has alone.
 
     Shapes: x (..., inputs); weight (outputs, inputs); bias (outputs,) or None; returns (..., outputs).
     """
+    if in_force():
+        from opdock.nn.layers.matmul_invariant import invariant_linear
+
+        return invariant_linear(x, weight, bias)
+    return product(x, weight, bias)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return x @ weight.T + bias as fast as torch can; the bits of a row may depend on the number of rows."""
     if x.is_cpu and x.dtype in _ONE_THREADED and x.numel() == weight.shape[1] and weight.is_contiguous():
         parts = _parts_now(weight.shape[0])
         if parts > 1:

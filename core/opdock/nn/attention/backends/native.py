@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opdock.nn.attention.backend import AttentionBackend
-from opdock.nn.attention.dense import attend
+from opdock.nn.attention.dense import attend, attend_by_rows
 from opdock.nn.attention.gathering import gather, requests_of
 from opdock.nn.attention.impl import AttentionImpl
 from opdock.nn.attention.metadata import AttentionMetadata
@@ -29,11 +29,12 @@ class NativeImpl(AttentionImpl):
     ) -> None:
         """Gather each request's keys and values, and attend to them."""
         output.zero_()
+        by_formula = attend_by_rows if self.spec.batch_invariant else attend
         layer, wide = self.layer, torch.promote_types(query.dtype, torch.float32)
         for request, start, end, total in requests_of(metadata):
             k = gather(key_cache, metadata.block_table, request, total, layer.k_scale, wide)
             v = gather(value_cache, metadata.block_table, request, total, layer.v_scale, wide)
-            output[start:end] = attend(
+            output[start:end] = by_formula(
                 query[start:end], k, v, self.spec, alibi_slopes=layer.alibi_slopes, sinks=layer.sinks
             )
 
@@ -66,7 +67,7 @@ class NativeAttentionBackend(AttentionBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """Return True: each request is computed alone."""
+        """Return True: each request is computed alone, and each of its positions then too."""
         return True
 
     @classmethod

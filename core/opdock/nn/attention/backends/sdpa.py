@@ -96,8 +96,8 @@ class SdpaAttentionBackend(AttentionBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """Return True: each request is computed alone."""
-        return True
+        """Return False: each request is computed alone, but torch promises no order for the tokens of a step."""
+        return False
 
     @classmethod
     def supports_features(cls, *, alibi: bool, soft_cap: bool) -> str | None:
