@@ -7,6 +7,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +55,10 @@ def decode_step(modules: dict[str, object]) -> tuple[list[Row], dict[str, float]
         norm = ir.ops.rms_norm
         rows += one_call("rms_norm", raw_norm, norm, norm.dispatch(x, weight, EPSILON), (x, weight, EPSILON))
         rows += one_call("fused_add_rms_norm", raw_add, inplace, op.dispatch(*args), args)
+        for name, its, given in (("rms_norm", norm, (x, weight, EPSILON)), ("fused_add_rms_norm", op, args)):
+            if "triton" in its.impls:
+                (took,) = least_host_times(partial(its.impls["triton"].impl_fn, *given))
+                rows.append((f"one call of {name}: the Triton provider, host", took, "us", None, "<="))
         if "vllm_c" in modules:
             out = torch.empty_like(x)
             (took,) = least_host_times(lambda: c.rms_norm(out, x, weight, EPSILON))
