@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
 from opdock.nn.attention import AttentionMetadata
-from opdock.nn.kernels.triton import attention_launch, interpreting
+from opdock.nn.kernels.triton import attention_again, attention_launch, interpreting
 from opdock.nn.kernels.triton.attention_launch import Tuning
 from opdock.testing.attention_cases import AttentionCase, Step, judge
 
@@ -87,3 +88,17 @@ def test_slots_outside_the_cache_write_nothing() -> None:
     for whole, cache in zip(guarded, inner, strict=True):
         assert torch.equal(cache[0, 0], key[0])
         assert int((whole != 5.0).sum()) == key[0].numel()
+
+
+def test_the_counters_of_captured_graphs_stay_when_more_are_needed() -> None:
+    """More requests times key heads than there were counters for: what a graph points to is neither freed nor moved."""
+    counters = attention_again.Counters()
+    first = counters.of(10, torch.device("cpu"))
+    place, kept = first.data_ptr(), weakref.ref(first)
+    assert first.shape == (4096,) and counters.of(4096, first.device) is first
+    del first
+    more = counters.of(5000, torch.device("cpu"))
+    assert more.shape == (8192,) and not more.any()
+    held = kept()
+    assert held is not None and held.data_ptr() == place
+    assert counters.at(8192, torch.empty(0), -1) == more.data_ptr()

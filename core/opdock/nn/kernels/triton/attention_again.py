@@ -52,22 +52,36 @@ class DecodePlan:
 class Counters:
     """The numbers of ended splits, 0 between calls, and the launches that are kept.
 
-    The numbers belong to one layer, whose calls follow one another; launches are shared by layers of one kind.
+    The numbers belong to one layer, whose calls follow one another; launches are shared by layers of one kind. Captured
+    graphs go on using the numbers that they were captured with: these are never freed while the layer lives.
     """
 
     def __init__(self) -> None:
         """Begin without."""
         self._held: Tensor | None = None
+        self._older: list[Tensor] = []
         self._spec: AttentionSpec | None = None
         self._plans: dict[Key, DecodePlan] = {}
         self._there = (0, -1, 0)
 
     def of(self, count: int, device: torch.device) -> Tensor:
-        """Return at least ``count`` zeros."""
-        if self._held is None or self._held.shape[0] < count or self._held.device != device:
-            self._held = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
-            self._there = self._held.shape[0], self._held.get_device(), self._held.data_ptr()
-        return self._held
+        """Return at least ``count`` zeros.
+
+        Where more are needed while a graph is captured, they are of that graph: it sets them to 0 itself in each replay.
+        """
+        held = self._held
+        if held is not None and held.shape[0] >= count and held.device == device:
+            return held
+        least = 4096 if held is None else max(4096, 2 * held.shape[0])  # doubled: few are ever left behind
+        made = torch.zeros(max(count, least), dtype=torch.int32, device=device)
+        if made.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._older.append(made)  # 0 in replays only: no call outside the graph may use them
+            return made
+        if held is not None:
+            self._older.append(held)
+        self._held = made
+        self._there = made.shape[0], made.get_device(), made.data_ptr()
+        return made
 
     def at(self, count: int, query: Tensor, index: int) -> int:
         """Return where at least ``count`` zeros are, on the device of that index, which is the query's."""
