@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from opdock.nn.kernels.triton import interpreted
 from opdock.nn.kernels.triton.launch import launch
 
 
@@ -42,6 +43,7 @@ def fixed_linear(
     outputs,
     inputs,
     EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -69,6 +71,8 @@ def fixed_linear(
             here = c * BLOCK_K + k < inputs
             x = tl.load(x_ptrs + c * BLOCK_K, mask=used & here[None, :], other=0.0)
             w = tl.load(w_ptrs + c * BLOCK_K, mask=inside & here[:, None], other=0.0)
+        if WIDEN:
+            x, w = x.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
@@ -94,6 +98,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         (_dense(x), _dense(weight), bias, out, rows, outputs, inputs),
         t.num_warps,
         EVEN=inputs % t.block_k == 0,
+        WIDEN=interpreted() and x.dtype == torch.bfloat16,  # which the interpreter multiplies as integers
         BLOCK_M=t.block_m,
         BLOCK_N=t.block_n,
         BLOCK_K=t.block_k,
