@@ -136,3 +136,22 @@ def test_a_callers_check_comes_before_the_model_is_built(folder: Path, monkeypat
 
     with pytest.raises(ConfigError, match="has 700 tokens, and the model's context holds 640"):
         load_model(folder, check=check)
+
+
+@pytest.mark.usefixtures("config")
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_weights_are_made_in_the_platforms_context_unless_on_the_cpu_and_can_be_written_later(
+    device: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some devices have tensors inside ``inference_mode()`` alone; torch's own would leave weights that are fixed."""
+    entered = []
+
+    def inference_mode() -> torch.inference_mode:
+        entered.append(device)
+        return torch.inference_mode()
+
+    monkeypatch.setattr(type(opdock.context.platform()), "inference_mode", staticmethod(inference_mode))
+    model = load_model(folder, device=device).model
+    assert entered == ([] if device == "cpu" else [device])
+    assert {p.device.type for p in model.parameters()} == {device}
+    assert not [name for name, p in (*model.named_parameters(), *model.named_buffers()) if p.is_inference()]

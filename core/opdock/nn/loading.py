@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -93,12 +94,27 @@ def load_model(
         check(tokenizer, config)
     # an unspecified platform names no device
     where = torch.device(device if device is not None else context.platform().device_type or "cpu")
-    model = build_model(config, chosen, where)
-    start_loading(model)
-    load_weights(model, plan, checkpoint, progress)
-    finish_loading(model)
+    with _tensors_on(where):
+        model = build_model(config, chosen, where)
+        start_loading(model)
+        load_weights(model, plan, checkpoint, progress)
+        finish_loading(model)
     compile_model(model)
     return LoadedModel(model, tokenizer, config, found)
+
+
+@contextlib.contextmanager
+def _tensors_on(device: torch.device) -> Iterator[None]:
+    """Make and fill tensors of ``device`` inside; none of them is one of torch's inference tensors.
+
+    Some devices have tensors inside the platform's inference context alone. Weights that torch made in its own
+    inference mode could never be reloaded outside of it, so that one is left again.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    with context.platform().inference_mode(), torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 def load_without_weights(

