@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from opdock.platforms.child import probe_in_child
+from opdock.platforms.child import ask, probe_in_child
 
 Install = Callable[..., str]
 
@@ -134,3 +136,34 @@ def test_pipes_are_closed(install: Install) -> None:
     for _ in range(3):
         probe_in_child("chip", timeout=60)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_any_program_may_be_asked_and_what_it_prints_is_not_taken_for_its_answer() -> None:
+    """As a vendor's package asks a driver."""
+    program = (
+        "import os, sys; print('{}'); os.write(int(sys.argv[1]), b'{\"words\": \"' + sys.argv[2].encode() + b'\"}\\n')"
+    )
+    reply = ask(program, "two words", timeout=60, options=("-I", "-S"))
+    assert (reply.told, reply.how, reply.timed_out) == ({"words": "two words"}, "", False)
+    reply = ask("raise OSError('driver 25 is too old')", timeout=60)
+    assert (reply.told, reply.how) == (None, "the process ended with exit code 1: OSError: driver 25 is too old")
+
+
+def test_an_answer_counts_though_the_process_hangs_when_it_ends() -> None:
+    """Some drivers wait for ever when their library is left."""
+    program = "import os, sys, time; os.write(int(sys.argv[1]), b'{\"count\": 8}\\n'); time.sleep(600)"
+    assert ask(program, timeout=60).told == {"count": 8}
+
+
+def test_a_process_that_does_not_die_of_being_killed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits inside a driver does not; here the signal is kept from it."""
+    pid = tmp_path / "pid"
+    program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[2]).write_text(str(os.getpid())); time.sleep(600)"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", lambda *_: None)
+        reply = ask(program, str(pid), timeout=3)
+    assert (reply.told, reply.how, reply.timed_out) == (None, "no answer within 3 s", True)
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    os.waitpid(int(pid.read_text()), 0)

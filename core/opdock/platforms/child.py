@@ -1,4 +1,4 @@
-"""Asking one candidate in a child process, in bounded time, whatever its code does.
+"""Asking one candidate, or a driver, in a child process, in bounded time, whatever its code does.
 
 A child is no sandbox: what the plugin does to files or services is done.
 """
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,17 +48,48 @@ _START = "import sys; sys.path[:] = sys.argv[4:]; from opdock.platforms import c
 
 def probe_in_child(name: str, *, timeout: float, distribution: str | None = None) -> ChildReport:
     """Ask the platform plugin ``name`` in a new process and return what it did within ``timeout`` seconds."""
+    reply = ask(_START, name, distribution or "", *map(str, sys.path), timeout=timeout)
+    told = reply.told
+    if told is None:
+        return ChildReport("timeout" if reply.timed_out else "exited", reply.how, reply.seconds)
+    status, reason, trace = (str(told.get(key, "")) for key in ("status", "reason", "trace"))
+    return ChildReport(status, reason, reply.seconds, int(told.get("imported", 0)), told.get("class_path"), trace)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a program answered in a process of its own.
+
+    Args:
+        told: its answer; None without one.
+        how: without one, in words: that the time was up, or how it ended and the last line of its errors.
+        timed_out: whether the time was up.
+        seconds: how long it took.
+    """
+
+    told: dict[str, Any] | None
+    how: str
+    timed_out: bool
+    seconds: float
+
+
+def ask(program: str, *arguments: str, timeout: float, options: Sequence[str] = ()) -> Reply:
+    """Run Python code in a new process and return what it answers, in bounded time, whatever a driver does.
+
+    Args:
+        program: it writes its answer, one JSON object and a newline, to the descriptor ``int(sys.argv[1])``; what
+            it prints is not read. A process that waits in a driver and does not die is left to the system.
+        arguments: its ``sys.argv[2:]``.
+        timeout: seconds.
+        options: of the interpreter, for example ``-I``.
+    """
     read, write = os.pipe()  # the plugin's own output is not trusted to carry the answer
     read_err, write_err = os.pipe()
-    command = [sys.executable, "-c", _START, str(write), name, distribution or "", *map(str, sys.path)]
+    command = [sys.executable, *options, "-c", program, str(write), *arguments]
     start = time.monotonic()
-    process = subprocess.Popen(  # noqa: S603 - our own module
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=write_err,
-        pass_fds=(write,),
-        start_new_session=True,
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(  # noqa: S603 - our own programs
+        command, stdin=nothing, stdout=nothing, stderr=write_err, pass_fds=(write,), start_new_session=True
     )
     os.close(write)
     os.close(write_err)
@@ -73,29 +105,27 @@ def probe_in_child(name: str, *, timeout: float, distribution: str | None = None
     timed_out = readers[0].is_alive() and process.poll() is None
     if not timed_out:
         readers[0].join(0.2)  # a process that it started may hold the pipe longer
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
+        _wait(process)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    _wait(process)
+    if process.returncode is None:
+        process.returncode = -signal.SIGKILL  # else Python warns of a child that is left to the system
     readers[1].join(0.5)  # its last line may be the reason; a process that left the session may hold the pipe
-    seconds = time.monotonic() - start
     told = _parse(bytes(answer))
-    if told is not None:
-        return ChildReport(
-            str(told["status"]),
-            str(told.get("reason", "")),
-            seconds,
-            int(told.get("imported", 0)),
-            told.get("class_path"),
-            str(told.get("trace", "")),
-        )
-    if timed_out:
-        return ChildReport("timeout", f"no answer within {timeout:g} s", seconds)
-    last = tail.decode("utf-8", "replace").strip().splitlines()
-    code = process.returncode
+    how = f"no answer within {timeout:g} s" if timed_out else _how_ended(process.returncode, bytes(tail))
+    return Reply(told, "" if told is not None else how, timed_out and told is None, time.monotonic() - start)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
+
+
+def _how_ended(code: int, errors: bytes) -> str:
+    last = errors.decode("utf-8", "replace").strip().splitlines()
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return ChildReport("exited", f"the process ended with {how}" + (f": {last[-1]}" if last else ""), seconds)
+    return f"the process ended with {how}" + (f": {last[-1]}" if last else "")
 
 
 def _drain(descriptor: int, into: bytearray, most: int) -> None:
@@ -115,7 +145,7 @@ def _parse(answer: bytes) -> dict[str, Any] | None:
         told = json.loads(answer.decode().strip().splitlines()[-1])
     except (ValueError, IndexError):
         return None
-    return told if isinstance(told, dict) and "status" in told else None
+    return told if isinstance(told, dict) else None
 
 
 class _Missed:

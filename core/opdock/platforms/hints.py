@@ -13,11 +13,6 @@ _TABLE = (
 )
 
 
-# Builds of PyTorch, by the end of their version, for a device that no package of opdock serves. It is asked of the
-# metadata: device files do not tell an Intel GPU that computes from the graphics of most laptops.
-_BUILDS = (("+xpu", "Intel GPUs (torch.xpu)"),)
-
-
 def hints(
     installed: Iterable[str], exists: Callable[[str], bool] = os.path.exists, *, torch: str | None = None
 ) -> tuple[str, ...]:
@@ -26,8 +21,7 @@ def hints(
     Args:
         installed: names of installed distributions with a platform plugin.
         exists: tells whether a path exists.
-        torch: the version of PyTorch, None if it is not installed. A build for a device that opdock has no package
-            for gives a line too, as no plugin took the device.
+        torch: the version of PyTorch, None if it is not installed; a build for Intel GPUs gives a line too.
     """
     have = {name.lower().replace("_", "-") for name in installed}
     seen = [
@@ -35,10 +29,10 @@ def hints(
         for hardware, package, paths in _TABLE
         if package not in have and any(exists(path) for path in paths)
     ]
-    seen += [
-        f"torch {torch} is built for {device}, and no installed platform plugin runs on one here; "
-        "opdock has no package for them, and writes the start of one: opdock new NAME"
-        for end, device in _BUILDS
-        if (torch or "").endswith(end)
-    ]
+    # Asked of the metadata: device files do not tell an Intel GPU that computes from the graphics of most laptops.
+    if (torch or "").endswith("+xpu"):
+        seen.append(
+            f"torch {torch} is built for Intel GPUs (torch.xpu), and no installed platform plugin runs on one here; "
+            "opdock has no package for them, and writes the start of one: opdock new NAME"
+        )
     return tuple(seen)

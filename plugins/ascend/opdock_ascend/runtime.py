@@ -5,14 +5,13 @@ The child opens the libraries that torch_npu needs, and counts the devices. No c
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from opdock.platforms import child
 
 TIMEOUT = 10.0
 """Seconds that the runtime has to answer; a healthy one takes less than one."""
@@ -28,10 +27,10 @@ SET_ENV = (
 """Where CANN's installers put the script that puts its libraries on the path of a shell."""
 
 _CHILD = """
-import ctypes, json, sys
+import ctypes, json, os, sys
 answer = {}
 try:
-    for name in sys.argv[1:]:
+    for name in sys.argv[2:]:
         library = ctypes.CDLL(name)
         if name.endswith("libascendcl.so"):
             acl = library
@@ -42,7 +41,8 @@ try:
     answer["soc"] = (acl.aclrtGetSocName() or b"").decode(errors="replace")
 except (OSError, AttributeError) as err:
     answer["missing"] = str(err)
-sys.stdout.write(json.dumps(answer))
+os.write(int(sys.argv[1]), json.dumps(answer).encode() + b"\\n")
+os._exit(0)  # a library may hang when it is left, too
 """
 
 
@@ -72,37 +72,12 @@ def ask(*, timeout: float = TIMEOUT, libraries: Sequence[str] = LIBRARIES) -> An
         timeout: seconds.
         libraries: what is opened, ``libascendcl.so`` among them; names or paths.
     """
-    command = [sys.executable, "-I", "-S", "-c", _CHILD, *libraries]
-    with subprocess.Popen(  # noqa: S603 - our own program
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as child:
-        try:
-            output, _ = child.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            # A process that waits inside a driver does not die of it, and is not waited for.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(1.0)
-            _let_go(child)
-            return Answer(broken=f"no answer within {timeout:g} s")
-    return read(output, child.returncode)
+    reply = child.ask(_CHILD, *libraries, timeout=timeout, options=("-I", "-S"))
+    return Answer(broken=reply.how) if reply.told is None else read(reply.told)
 
 
-def _let_go(child: subprocess.Popen[bytes]) -> None:
-    """Leave a child that does not die to the system: ``with`` would wait for it for ever."""
-    if child.stdout is not None:
-        child.stdout.close()
-    if child.returncode is None:
-        child.returncode = -9
-
-
-def read(output: bytes, returncode: int) -> Answer:
-    """Return what a child said, from its output and the code that it ended with."""
-    try:
-        told = json.loads(output)
-    except ValueError:
-        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        return Answer(broken=f"the process that asked it ended with {how}")
+def read(told: Mapping[str, Any]) -> Answer:
+    """Return what the child told."""
     if "missing" in told:
         return Answer(missing=str(told["missing"]))
     if told["code"] != 0:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from opdock_ascend.runtime import Answer, ask, read, where_set_env
+from opdock_ascend.runtime import Answer, ask, where_set_env
 
 
 def test_a_library_that_is_not_there_is_missing_in_the_loaders_words() -> None:
@@ -36,18 +37,29 @@ def test_a_loader_that_hangs_is_ended_in_bounded_time(tmp_path: Path) -> None:
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize(
-    ("output", "code", "expected"),
+    ("code", "expected"),
     [
-        (b'{"code": 0, "count": 8, "soc": "Ascend910B3"}', 0, Answer(devices=8, soc="Ascend910B3")),
-        (b'{"code": 507008, "count": 0, "soc": ""}', 0, Answer(code=507008)),
-        (b'{"missing": "no libhccl.so"}', 0, Answer(missing="no libhccl.so")),
-        (b"", -11, Answer(broken="the process that asked it ended with signal 11")),
-        (b"junk", 3, Answer(broken="the process that asked it ended with exit code 3")),
+        ("*(volatile int *)0 = 0; return 0;", Answer(broken="the process ended with signal 11")),
+        ("_exit(3);", Answer(broken="the process ended with exit code 3")),
+        ('fputs("driver 25 is too old\\n", stderr); _exit(1);',
+         Answer(broken="the process ended with exit code 1: driver 25 is too old")),
+        ('puts("{}"); fflush(stdout); *count = 8; return 0;', Answer(devices=8, soc="Ascend910B3")),
+        ("return 507008;", Answer(code=507008)),
     ],
-)
-def test_what_the_child_said_is_read(output: bytes, code: int, expected: Answer) -> None:
-    assert read(output, code) == expected
+)  # fmt: skip
+def test_whatever_a_runtime_does_is_an_answer(code: str, expected: Answer, tmp_path: Path) -> None:
+    """One that crashes, ends the process, complains, prints, or returns an error."""
+    source = (
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        f"int aclrtGetDeviceCount(unsigned *count) {{ {code} }}\n"
+        'const char *aclrtGetSocName(void) { return "Ascend910B3"; }\n'
+    )
+    (tmp_path / "runtime.c").write_text(source, encoding="utf-8")
+    library = tmp_path / "libascendcl.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "runtime.c")], check=True)
+    assert ask(libraries=(str(library),)) == expected
 
 
 def test_the_script_of_an_installed_cann_is_found_by_its_variable(tmp_path: Path) -> None:

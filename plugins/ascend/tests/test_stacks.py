@@ -78,6 +78,21 @@ def test_with_what_the_reason_says_the_cpu_works_beside_it(tmp_path: Path) -> No
         assert done.stdout == "cpu\ntensor(2.)\n", done.stderr
 
 
+def test_a_runtime_that_hangs_is_an_error_with_the_reason_and_the_cpu_works_without_the_plugin(tmp_path: Path) -> None:
+    """Opening a pipe that nobody writes to waits for ever, as some drivers do."""
+    version = _torch_version()
+    made = _made_up(tmp_path, version, f"{version}.*")
+    os.mkfifo(tmp_path / "libascendcl.so")
+    hanging = {CONFLICT: "0", "LD_LIBRARY_PATH": str(tmp_path)}
+    verdict, reason = _verdict(made, **hanging)
+    assert verdict == "failed"
+    assert "The Ascend driver does not work: no answer within 10 s" in reason
+    program = "import opdock; print(opdock.current_platform.device_name); import torch; print(torch.ones(2).sum())"
+    for without in ({"VLLM_PLUGINS": ""}, {"OPDOCK_PLATFORM": "cpu"}):
+        done = _run(program, made, **hanging, **without)
+        assert done.stdout == "cpu\ntensor(2.)\n", done.stderr
+
+
 def test_a_forced_platform_that_is_not_here_is_an_error_with_the_reason(tmp_path: Path) -> None:
     made = _made_up(tmp_path, "0.1.0", "0.1.*")
     program = "import opdock; opdock.current_platform.device_name"

@@ -7,7 +7,7 @@ import importlib
 import logging
 
 from opdock.errors import PlatformError
-from opdock_tpu import builds, gaps, probe
+from opdock_tpu import gaps, probe, torch_build
 
 NAME = "jax"
 """What torchax calls PrivateUse1, torch's one place for a device of another package."""
@@ -29,7 +29,7 @@ def why_not() -> str:
         taken = torch._C._get_privateuse1_backend_name()
         if taken not in (NAME, FREE):
             return f"another package has made PrivateUse1 its device {taken!r}, and a process has room for one"
-        unfit = builds.why_unfit(builds.read(), libtpu=False)
+        unfit = torch_build.why_unfit(torch_build.read(), libtpu=False)
         if unfit:
             return unfit
         gaps.fill(torch.ops.aten)
@@ -55,7 +55,7 @@ def load() -> None:
         raise PlatformError(
             f"opdock-tpu cannot run: {reason}.",
             why="Its tensors are torchax's, which needs jax, and the one PrivateUse1 device of a process.",
-            remedy=f"{builds.INSTALL}; OPDOCK_PLATFORM=cpu runs on the CPU meanwhile.",
+            remedy=f"{torch_build.INSTALL}; OPDOCK_PLATFORM=cpu runs on the CPU meanwhile.",
         )
     from opdock_tpu import lowering
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from opdock.errors import PlatformError
-from opdock_tpu import builds, runtime, visible
+from opdock_tpu import runtime, torch_build, visible
 
 
 @functools.cache
@@ -21,11 +21,11 @@ def probe() -> str | None:
     Raises: PlatformError where libtpu does not answer, or crashes, beside a TPU.
     """
     library, files = runtime.library_path(), runtime.has_device_files()
-    return judge(builds.read(), runtime.ask, os.environ, library=library, device_files=files)
+    return judge(torch_build.read(), runtime.ask, os.environ, library=library, device_files=files)
 
 
 def judge(
-    installed: builds.Builds,
+    installed: torch_build.Builds,
     ask: Callable[[str], runtime.Answer],
     environ: Mapping[str, str],
     *,
@@ -44,7 +44,7 @@ def judge(
     Raises: PlatformError where libtpu does not answer, or crashes, beside a TPU.
     """
     if visible.stands_in(environ):
-        unfit = builds.why_unfit(installed, libtpu=False)
+        unfit = torch_build.why_unfit(installed, libtpu=False)
         return f"{visible.STAND_IN}=cpu asks for XLA on the CPU, and {unfit}" if unfit else None
     if visible.wants_pathways(environ):
         return _pathways(installed)
@@ -61,7 +61,7 @@ def judge(
     unwanted = visible.leaves_out_tpu(environ) or visible.hides_all(environ)
     if unwanted:
         return f"{what}{unwanted}"
-    unfit = builds.why_unfit(installed, libtpu=not environ.get("TPU_LIBRARY_PATH"))
+    unfit = torch_build.why_unfit(installed, libtpu=not environ.get("TPU_LIBRARY_PATH"))
     if unfit:
         return f"{what}{unfit}"
     opened = ask(library)
@@ -72,9 +72,9 @@ def judge(
     return None
 
 
-def _pathways(installed: builds.Builds) -> str | None:
+def _pathways(installed: torch_build.Builds) -> str | None:
     what = f"{visible.PLATFORMS} asks for Pathways, and "
-    unfit = builds.why_unfit(installed, libtpu=False)
+    unfit = torch_build.why_unfit(installed, libtpu=False)
     if unfit:
         return f"{what}{unfit}"
     return None if installed.pathways else f"{what}pathwaysutils is not installed: pip install pathwaysutils"

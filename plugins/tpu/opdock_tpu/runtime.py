@@ -6,15 +6,14 @@ belongs to one process at a time, and the one that asks may fork.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from opdock.platforms import child
 
 TIMEOUT = 10.0
 """Seconds that the child has; on a healthy machine it takes a tenth of one."""
@@ -32,8 +31,8 @@ GENERATIONS: Mapping[str, str] = {
 """Generations of TPUs by their PCI device id, of vendor 0x1ae0."""
 
 _CHILD = """
-import ctypes, json, pathlib, sys
-bus, library = sys.argv[1:]
+import ctypes, json, os, pathlib, sys
+bus, library = sys.argv[2:]
 found = []
 for vendor in sorted(pathlib.Path(bus).glob("*/vendor")):
     try:
@@ -47,7 +46,8 @@ if library:
         ctypes.CDLL(library).GetPjrtApi
     except (OSError, AttributeError) as err:
         answer["missing"] = str(err)
-sys.stdout.write(json.dumps(answer))
+os.write(int(sys.argv[1]), json.dumps(answer).encode() + b"\\n")
+os._exit(0)  # a library may hang when it is left, too
 """
 
 
@@ -76,37 +76,12 @@ def ask(library: str = "", *, bus: str = BUS, timeout: float = TIMEOUT) -> Answe
         bus: folder with one folder for each PCI device.
         timeout: seconds.
     """
-    command = [sys.executable, "-I", "-S", "-c", _CHILD, bus, library]
-    with subprocess.Popen(  # noqa: S603 - our own program
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as child:
-        try:
-            output, _ = child.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            # A process that waits inside a driver does not die of it, and is not waited for.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(1.0)
-            _let_go(child)
-            return Answer(broken=f"no answer within {timeout:g} s")
-    return read(output, child.returncode)
+    reply = child.ask(_CHILD, bus, library, timeout=timeout, options=("-I", "-S"))
+    return Answer(broken=reply.how) if reply.told is None else read(reply.told)
 
 
-def _let_go(child: subprocess.Popen[bytes]) -> None:
-    """Leave a child that does not die to the system: ``with`` would wait for it for ever."""
-    if child.stdout is not None:
-        child.stdout.close()
-    if child.returncode is None:
-        child.returncode = -9
-
-
-def read(output: bytes, returncode: int) -> Answer:
-    """Return what a child said, from its output and the code that it ended with."""
-    try:
-        told = json.loads(output)
-    except ValueError:
-        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        return Answer(broken=f"the process that asked ended with {how}")
+def read(told: Mapping[str, Any]) -> Answer:
+    """Return what the child told."""
     known = [GENERATIONS[device] for device in told["devices"] if device in GENERATIONS]
     return Answer(len(known), known[0] if known else "", str(told.get("missing", "")))
 

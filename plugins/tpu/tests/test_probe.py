@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from opdock.errors import PlatformError
-from opdock_tpu.builds import Builds
 from opdock_tpu.probe import judge
 from opdock_tpu.runtime import Answer
+from opdock_tpu.torch_build import Builds
 
 FITTING = Builds("2.13.0+cpu", "0.0.13", "0.10.2", "0.10.2", "0.0.42.1", None, "==0.0.42.*")
 V5E = Answer(4, "v5e")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opdock_tpu.runtime import Answer, ask, library_path, read
+from opdock_tpu.runtime import Answer, ask, library_path
 
 
 def _bus(folder: Path, *devices: tuple[str, str]) -> str:
@@ -52,17 +54,30 @@ def test_a_library_that_hangs_is_ended_in_bounded_time(tmp_path: Path) -> None:
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize(
-    ("output", "code", "expected"),
+    ("code", "expected"),
     [
-        (b"", -11, Answer(broken="the process that asked ended with signal 11")),
-        (b"noise", 1, Answer(broken="the process that asked ended with exit code 1")),
-        (b'{"devices": ["0x006f"], "missing": "no"}', 0, Answer(1, "v6e", "no")),
-        (b'{"devices": []}', 0, Answer()),
+        ("*(volatile int *)0 = 0;", Answer(broken="the process ended with signal 11")),
+        ("_exit(3);", Answer(broken="the process ended with exit code 3")),
+        (
+            'fputs("no firmware\\n", stderr); _exit(1);',
+            Answer(broken="the process ended with exit code 1: no firmware"),
+        ),
+        ('puts("{}"); fflush(stdout);', Answer(1, "v6e")),
     ],
 )
-def test_what_a_child_says_is_read(output: bytes, code: int, expected: Answer) -> None:
-    assert read(output, code) == expected
+def test_whatever_a_library_does_when_it_is_opened_is_an_answer(code: str, expected: Answer, tmp_path: Path) -> None:
+    """One that crashes, ends the process, complains, or prints."""
+    source = (
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        f"__attribute__((constructor)) static void opened(void) {{ {code} }}\n"
+        "void *GetPjrtApi(void) { return 0; }\n"
+    )
+    (tmp_path / "libtpu.c").write_text(source, encoding="utf-8")
+    library = tmp_path / "libtpu.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "libtpu.c")], check=True)
+    assert ask(str(library), bus=_bus(tmp_path / "bus", ("0x1ae0", "0x006f"))) == expected
 
 
 def test_the_library_that_a_variable_names_comes_before_the_installed_one() -> None:

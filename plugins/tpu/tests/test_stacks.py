@@ -109,3 +109,47 @@ def test_choosing_the_platform_starts_no_client_of_xla() -> None:
     )
     done = _run(program, OPDOCK_TPU_ON="cpu", OPDOCK_PLATFORM="tpu")
     assert done.stdout == "False\n", done.stderr
+
+
+HANGING = """
+from opdock_tpu import runtime, torch_build
+runtime.ask.__kwdefaults__.update(bus={bus!r}, timeout=2.0)  # the bus of a machine with a TPU
+torch_build.read = lambda: torch_build.Builds("2.13.0", "0.0.13", "0.10.2", "0.10.2", "0.0.42.1")
+import opdock
+print(opdock.current_platform.device_name)
+import torch
+print(torch.ones(2).sum())
+"""
+
+
+def test_a_libtpu_that_hangs_is_an_error_with_the_reason_and_the_cpu_works_without_the_plugin(tmp_path: Path) -> None:
+    """Opening a pipe that nobody writes to waits for ever, as some drivers do."""
+    chip = tmp_path / "bus" / "0000:00:05.0"
+    chip.mkdir(parents=True)
+    (chip / "vendor").write_text("0x1ae0\n", encoding="utf-8")
+    (chip / "device").write_text("0x0063\n", encoding="utf-8")
+    os.mkfifo(tmp_path / "libtpu.so")
+    program = HANGING.format(bus=str(tmp_path / "bus"))
+    library = {"TPU_LIBRARY_PATH": str(tmp_path / "libtpu.so")}
+    done = _run(program, **library)
+    assert done.returncode != 0
+    assert "libtpu does not work: no answer within 2 s" in done.stderr
+    assert "OPDOCK_PLATFORM=cpu" in done.stderr
+    for without in ({"VLLM_PLUGINS": ""}, {"OPDOCK_PLATFORM": "cpu"}):
+        assert _run(program, **library, **without).stdout == "cpu\ntensor(2.)\n"
+
+
+@pytest.mark.usefixtures("torchax")
+def test_two_privateuse1_plugins_that_are_both_active_give_opdocks_error_and_not_torchs(tmp_path: Path) -> None:
+    (tmp_path / "opdock_other.py").write_text("def register():\n    return 'opdock_other:P'\n", encoding="utf-8")
+    info = _made_up(tmp_path, opdock_other="1.0") / "opdock_other-1.0.dist-info"
+    with (info / "METADATA").open("a", encoding="utf-8") as metadata:
+        metadata.write("Requires-Dist: opdock>=0.1\n")
+    entry = "[vllm.platform_plugins]\nopdock_other = opdock_other:register\n"
+    (info / "entry_points.txt").write_text(entry, encoding="utf-8")
+    (info / "RECORD").write_text("opdock_other.py,,\n", encoding="utf-8")
+    program = "import opdock; print(opdock.current_platform.device_name)"
+    done = _run(program, tmp_path, OPDOCK_TPU_ON="cpu")
+    assert "PlatformConflictError" in done.stderr
+    assert "opdock_tpu" in done.stderr and "opdock_other" in done.stderr
+    assert _run(program, tmp_path, OPDOCK_TPU_ON="cpu", OPDOCK_PLATFORM="tpu").stdout == "tpu\n"

@@ -1,8 +1,8 @@
-"""opdock_tpu.builds: versions that fit one another."""
+"""opdock_tpu.torch_build: versions that fit one another."""
 
 from __future__ import annotations
 
-from opdock_tpu.builds import Builds, read, wanted_libtpu, why_unfit
+from opdock_tpu.torch_build import Builds, read, wanted_libtpu, why_unfit
 
 FITTING = Builds("2.13.0+cpu", "0.0.13", "0.10.2", "0.10.2", "0.0.42.1", None, "==0.0.42.*")
 
