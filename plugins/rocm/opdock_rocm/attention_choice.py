@@ -37,11 +37,9 @@ def choose(selected: str | None, config: Any, gfx: Callable[[], str]) -> str:
         return PATH  # the host says what does not fit
     if config is None or Backend.why_not_here("cuda"):
         return ""
-    name = gfx()
-    found = gpus.capability(name)
+    found = gpus.capability(gfx())
     capability = None if found is None else DeviceCapability(*found)
-    of_8_bits = str(config.kv_cache_dtype).startswith("fp8")
-    if not (of_8_bits and not gpus.multiplies_fp8(name)) and not Backend.validate_configuration(config, capability):
+    if not Backend.validate_configuration(config, capability):
         return PATH
-    # The host would take its Triton backend next: the same kernel, and for NVIDIA's memory.
+    # The host would take its Triton backend next: the same kernel.
     return "" if Sdpa.validate_configuration(config, capability) else SDPA

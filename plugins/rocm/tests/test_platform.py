@@ -11,6 +11,7 @@ from opdock.nn.attention.backend import AttentionSelectorConfig
 from opdock.nn.kernels import triton
 from opdock.platforms.interface import DeviceCapability, PlatformEnum
 from opdock_rocm import attention_choice, platform
+from opdock_rocm.attention import RocmAttentionBackend
 from opdock_rocm.gpus import Facts
 from opdock_rocm.platform import RocmPlatform
 from opdock_rocm.priorities import BY_AITER, LEFT_TO_INDUCTOR, PROVIDED
@@ -107,10 +108,11 @@ def test_methods_of_quantisation_that_the_host_has_are_taken_and_others_refused(
         (None, "gfx942", torch.bfloat16, "auto", attention_choice.PATH),
         (None, "gfx942", torch.bfloat16, "fp8_e4m3", attention_choice.PATH),
         (None, "gfx90a", torch.float32, "auto", attention_choice.PATH),
-        (None, "gfx90a", torch.bfloat16, "auto", attention_choice.SDPA),  # tf32
+        (None, "gfx90a", torch.bfloat16, "auto", attention_choice.PATH),
+        (None, "gfx1100", torch.float16, "auto", attention_choice.PATH),
         (None, "gfx942", torch.float64, "auto", attention_choice.SDPA),
         (None, "gfx90a", torch.float32, "fp8_e4m3", attention_choice.SDPA),
-        ("ROCM_ATTN", "gfx90a", torch.bfloat16, "auto", attention_choice.PATH),  # the host refuses it, with the reason
+        ("ROCM_ATTN", "gfx90a", torch.bfloat16, "fp8_e4m3", attention_choice.PATH),  # the host refuses it
         ("SDPA", "gfx942", torch.bfloat16, "auto", ""),
     ],
 )
@@ -120,6 +122,20 @@ def test_the_attention_backend_is_taken_where_it_fits_and_no_other_is_asked_for(
     monkeypatch.setattr(triton, "why_not", lambda: "")
     config = AttentionSelectorConfig(128, dtype, cache, 16)
     assert attention_choice.choose(asked, config, lambda: gfx) == expected
+
+
+def test_an_8_bit_cache_is_refused_with_the_reason_where_the_gpu_has_no_8_bit_floats() -> None:
+    config = AttentionSelectorConfig(128, torch.bfloat16, "fp8_e4m3", 16)
+    for capability, reasons in (
+        (DeviceCapability(9, 0), ["gfx90 has no instructions for 8-bit floats"]),
+        (DeviceCapability(11, 0), ["gfx110 has no instructions for 8-bit floats"]),
+        (DeviceCapability(9, 4), []),
+        (DeviceCapability(9, 5), []),
+        (DeviceCapability(12, 0), []),
+    ):
+        assert RocmAttentionBackend.validate_configuration(config, capability) == reasons
+    plain = config._replace(kv_cache_dtype="auto")
+    assert RocmAttentionBackend.validate_configuration(plain, DeviceCapability(9, 0)) == []
 
 
 def test_without_triton_the_choice_of_attention_is_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ TARGETS = ("gfx90a", "gfx942", "gfx950")
 WAVE = 64
 FP8 = {"gfx90a": torch.float8_e4m3fn, "gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 """The 8-bit float that each computes with, or would."""
+CACHE = {"gfx942": "*fp8e4b8", "gfx950": "*fp8e4nv"}
+"""The same, as Triton calls it, where attention reads it from a cache."""
 HERE = "opdock.nn.kernels.triton"
 HIDDEN = 4096
 
@@ -39,6 +41,7 @@ class Build:
         fp8: the parameter that 8-bit floats are written to.
         any_number: parameters that need not divide by 16.
         matrix: whether it multiplies matrices.
+        cache: parameters that are caches of the chip's 8-bit float; it is built where there is one.
     """
 
     name: str
@@ -52,6 +55,12 @@ class Build:
     matrix: bool = False
     warps: int = 0
     stages: int = 0
+    cache: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What it is built for."""
+        return tuple(CACHE) if self.cache else TARGETS
 
 
 @dataclass(frozen=True)
@@ -136,36 +145,42 @@ def builds() -> Iterator[Build]:
     yield Build("GemmaRMSNorm with a residual", own, "gemma_norm", _GEMMA | _summed(), dense)
     for head, dtype in ((64, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp32"), (256, "fp32")):
         yield from (attention(single=single, head=head, dtype=dtype) for single in (True, False))
+    for head in (64, 128, 256):
+        yield from (attention(single=single, head=head, quantised=True) for single in (True, False))
 
 
 def _summed() -> dict[str, str]:
     return {"residual_ptr": "*bf16", "sum_ptr": "*bf16"}
 
 
-def attention(*, single: bool, head: int = 128, dtype: str = "bf16") -> Build:
-    """Return attention over a paged cache, cut as the backend cuts it: of decoded tokens, or of prompts."""
+def attention(*, single: bool, head: int = 128, dtype: str = "bf16", quantised: bool = False) -> Build:
+    """Return attention over a paged cache, cut as the host cuts it for AMD: of decoded tokens, or of prompts."""
     from opdock.nn.attention.impl import AttentionSpec
-    from opdock_rocm.attention import for_prompts, for_single
+    from opdock.nn.kernels.triton.attention_launch import tuning_for_prompts, tuning_for_single
 
     spec, itemsize = AttentionSpec(num_heads=32, num_kv_heads=8, head_size=head, scale=1.0), 4 if dtype == "fp32" else 2
-    tuning = for_single(spec, 1, 4096, 304, itemsize) if single else for_prompts(spec, itemsize)
-    # In 16 bits the host asks for tf32, which changes nothing there, and which Triton refuses but for gfx942: the
-    # backend declines on the others, and this shows what they would run.
-    precision = "ieee"
+    if single:
+        tuning = tuning_for_single(spec, 1, 4096, 304, itemsize=itemsize, small_memory=not quantised)
+    else:
+        tuning = tuning_for_prompts(spec, itemsize=itemsize, small_memory=not quantised)
     types = _ATTENTION | dict.fromkeys(("out_ptr", "query_ptr", "key_ptr", "value_ptr"), f"*{dtype}")
     if single:
         types |= {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "counter_ptr": "*i32"}
+    if quantised:
+        types |= {"key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32"}
     constants: dict[str, Any] = {
         "GROUP": 4, "HEAD": head, "HEAD_PAD": head, "BLOCK_SIZE": 16, "BLOCK_M": tuning.block_m,
         "BLOCK_Q": 1 if single else tuning.block_m // 4, "TILE": tuning.tile, "SPLIT": single, "SPAN": 0,
         "SINGLE": single, "SKIP_SINGLE": not single, "WINDOW": 0, "SOFT_CAP": False, "ALIBI": False, "SINKS": False,
-        "QUANTISED": False, "MERGE": single, "PRECISION": precision, "GROUP_PAD": 4,
+        "QUANTISED": quantised, "MERGE": single, "PRECISION": "ieee", "GROUP_PAD": 4,
         "CHUNK": max(2, min(16, 8192 // (4 * head))),
     }  # fmt: skip
     name = f"attention, {'decoded tokens' if single else 'prompts'}, heads of {head}"
+    name += ", float32" * (dtype == "fp32") + ", 8-bit cache" * quantised
     return Build(
-        f"{name}{', float32' * (dtype == 'fp32')}", f"{HERE}.attention", "attend_paged", types, constants, 0,
+        name, f"{HERE}.attention", "attend_paged", types, constants, 0,
         any_number=("requests", "rows", "splits"), matrix=True, warps=tuning.warps, stages=tuning.stages,
+        cache=("key_ptr", "value_ptr") * quantised,
     )  # fmt: skip
 
 
@@ -180,6 +195,7 @@ def compile_for(build: Build, target: str) -> Any:
 
     kernel = getattr(importlib.import_module(build.module), build.function)
     facts, types, constants = facts_of("hip", target, WAVE), dict(build.types), dict(build.constants)
+    types |= dict.fromkeys(build.cache, CACHE.get(target, ""))
     if build.fp8:
         made = fp8.constants(FP8[target], facts)
         types[build.fp8] = "*fp8e4nv" if made["HARD"] else "*u8"
@@ -248,9 +264,13 @@ def table(found: list[Made]) -> str:
     lines = [f"| kernel | {' | '.join(TARGETS)} |", "| --- " * (len(TARGETS) + 1) + "|"]
     for name in dict.fromkeys(made.name for made in found):
         each = {made.target: made for made in found if made.name == name}
-        cells = (f"{m.vgprs}, {m.sgprs}, {m.lds:,}, {m.code:,}" for m in (each[target] for target in TARGETS))
+        cells = (_cell(each.get(target)) for target in TARGETS)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(made: Made | None) -> str:
+    return "-" if made is None else f"{made.vgprs}, {made.sgprs}, {made.lds:,}, {made.code:,}"
 
 
 def main(folder: Path) -> int:
@@ -260,7 +280,7 @@ def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     found, wrong = [], []
     for build in builds():
-        for target in TARGETS:
+        for target in build.targets:
             kernel = compile_for(build, target)
             made = read(build, target, kernel.asm["amdgcn"], kernel.metadata.shared)
             found.append(made)

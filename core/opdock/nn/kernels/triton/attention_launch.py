@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,12 @@ MERGED_ELEMENTS = 8192
 
 TILE_BYTES = 96 * 1024
 """Of shared memory, for tiles in flight."""
+
+SMALL_PAIR_BYTES = 32 * 1024
+"""Of shared memory where it is small, for a tile of keys and one of values."""
+
+SMALL_STAGES = 2
+"""Tiles in flight where shared memory is small, the one that is computed with included; more spill on gfx942."""
 
 NOWHERE = 1 << 30
 """More tokens than any prompt has."""
@@ -63,7 +69,14 @@ def units_of(index: int) -> int:
     return 4 if index < 0 else int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
-def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, units: int, *, itemsize: int = 2) -> Tuning:
+def has_small_memory(index: int) -> bool:
+    """Return whether programs on the GPU of that index may have 64 KiB of shared memory only, as on AMD's."""
+    return index >= 0 and torch.version.hip is not None
+
+
+def tuning_for_single(
+    spec: AttentionSpec, requests: int, max_seq_len: int, units: int, *, itemsize: int = 2, small_memory: bool = False
+) -> Tuning:
     """Return the tuning for requests of one token; pure.
 
     Only numbers that are fixed while a graph is captured count: the lengths themselves do not.
@@ -74,33 +87,45 @@ def tuning_for_single(spec: AttentionSpec, requests: int, max_seq_len: int, unit
         max_seq_len: the most positions of a request.
         units: multiprocessors of the device.
         itemsize: bytes of an element of the query.
+        small_memory: whether a program may have 64 KiB of shared memory only.
     """
     block_m = max(16, triton.next_power_of_2(spec.num_heads // spec.num_kv_heads))
     tile = 64 if spec.head_size <= 128 else 32
     stages = _stages(4, tile, spec.head_size, itemsize)
     if spec.batch_invariant:
         splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPAN))
-        return Tuning(block_m, tile, 2, stages, splits=splits, span=INVARIANT_SPAN)
+        found = Tuning(block_m, tile, 2, stages, splits=splits, span=INVARIANT_SPAN)
+        return _fit(found, spec.head_size, itemsize) if small_memory else found
     # Four programs fit on a multiprocessor, each with a pair of tiles in flight; more only have more to merge.
     wanted = (units * 4) // max(1, requests * spec.num_kv_heads)
     most = triton.cdiv(max_seq_len, 2 * tile)
     splits = max(1, min(wanted, most, MOST_SPLITS))
-    return Tuning(block_m, tile, 2, stages, splits=splits)
+    found = Tuning(block_m, tile, 2, stages, splits=splits)
+    return _fit(found, spec.head_size, itemsize) if small_memory else found
 
 
-def tuning_for_prompts(spec: AttentionSpec, *, itemsize: int = 2) -> Tuning:
-    """Return the tuning for requests of several tokens; pure."""
+def tuning_for_prompts(spec: AttentionSpec, *, itemsize: int = 2, small_memory: bool = False) -> Tuning:
+    """Return the tuning for requests of several tokens; pure. Arguments are those of ``tuning_for_single``."""
     group = spec.num_heads // spec.num_kv_heads
     small = spec.head_size <= 128 and itemsize <= 2
     block_m = max(128 if small else 64, triton.next_power_of_2(group))
     tile = 64 if small else 32
-    return Tuning(block_m, tile, 8 if block_m > 64 else 4, _stages(3, tile, spec.head_size, itemsize))
+    found = Tuning(block_m, tile, 8 if block_m > 64 else 4, _stages(3, tile, spec.head_size, itemsize))
+    return _fit(found, spec.head_size, itemsize) if small_memory else found
 
 
 def _stages(wanted: int, tile: int, head_size: int, itemsize: int) -> int:
     """Return the number of tiles in flight, so that keys and values fit in shared memory."""
     pair: int = 2 * tile * triton.next_power_of_2(head_size) * itemsize
     return max(2, min(wanted, 1 + TILE_BYTES // pair))
+
+
+def _fit(tuning: Tuning, head_size: int, itemsize: int) -> Tuning:
+    """Return a tuning whose tiles take a part of 64 KiB; the rest is for products and sums."""
+    tile, padded = tuning.tile, max(16, triton.next_power_of_2(head_size))
+    while tile > 16 and 2 * tile * padded * itemsize > SMALL_PAIR_BYTES:
+        tile //= 2
+    return replace(tuning, tile=tile, stages=SMALL_STAGES)
 
 
 def paged_attention(
@@ -171,11 +196,12 @@ def paged_attention(
         "QUANTISED": key_cache.dtype.itemsize == 1,
         "GROUP_PAD": triton.next_power_of_2(group),
         "CHUNK": max(2, min(16, MERGED_ELEMENTS // (triton.next_power_of_2(group) * head_pad))),
-        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "PRECISION": "ieee",  # without meaning in 16 bits, where Triton refuses others on AMD's GPUs but gfx942
     }
     several = metadata.max_query_len > 1
+    small_memory = has_small_memory(index) and not common["QUANTISED"]  # tiles of 8 bits fit as they are
     if several:
-        t = prompts or tuning_for_prompts(spec, itemsize=query.element_size())
+        t = prompts or tuning_for_prompts(spec, itemsize=query.element_size(), small_memory=small_memory)
         block_q = t.block_m // group
         blocks = rows // block_q + requests
         attend_paged[(blocks, spec.num_kv_heads, 1)](
@@ -186,8 +212,9 @@ def paged_attention(
         if metadata.query_lens is not None and 1 not in metadata.query_lens:
             return
     t = single or tuning_for_single(
-        spec, requests, metadata.max_seq_len, units_of(index), itemsize=query.element_size()
-    )
+        spec, requests, metadata.max_seq_len, units_of(index), itemsize=query.element_size(),
+        small_memory=small_memory,
+    )  # fmt: skip
     partial = lse = counter = None
     if t.splits > 1:
         partial = torch.empty(
