@@ -1,4 +1,4 @@
-"""Replaced layers and the linear kernel: importing this registers them, by ``register_oot``."""
+"""Replaced layers: importing this registers them, by ``register_oot``."""
 
 # mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
@@ -9,12 +9,7 @@ from torch import Tensor
 from opdock.nn.kernels import triton
 from opdock.nn.kernels.triton import takes
 from opdock.nn.layers import GemmaRMSNorm
-from opdock.nn.quantization.selection import register_linear_kernel
-from opdock.platforms.interface import PlatformEnum
 from opdock_rocm import probe
-from opdock_rocm.linear import RocmFloat8Linear
-
-register_linear_kernel(RocmFloat8Linear, PlatformEnum.ROCM, "fp8", first=True)
 
 
 def takes_gemma(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> bool | str:

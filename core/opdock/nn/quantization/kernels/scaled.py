@@ -23,7 +23,12 @@ class TorchScaledLinear(NativeScaledLinear):
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str]:
-        """Return yes from capability 8.9 on."""
+        """Return yes from NVIDIA's capability 8.9 on, and on AMD's GPUs that multiply float8_e4m3fn."""
+        found = context.platform()
+        if found.is_rocm():  # its capabilities count otherwise: 9.4 is gfx942
+            if found.is_fp8_fnuz():
+                return False, "float8_e4m3fn is not the fp8 of these GPUs"
+            return (True, "") if found.supports_fp8() else (False, "these GPUs do not multiply fp8")
         return _fp8_products(compute_capability)
 
     @classmethod
