@@ -13,6 +13,7 @@ from opdock import ir
 from opdock.nn.attention.forward_context import set_forward_context
 from opdock.nn.attention.metadata import PADDING_SLOT, AttentionMetadata
 from opdock.nn.invariant import refuse, refuse_compiled
+from opdock.nn.moe.fused_moe import FusedMoE
 from opdock.registry import OpClass
 
 if TYPE_CHECKING:
@@ -135,7 +136,12 @@ def _overloads(op: ir.IrOp) -> Iterator[object]:
 
 
 def _check_layer(name: str, module: torch.nn.Module) -> None:
-    """Refuse classes of packages that do not declare it: what their code launches need not be an op of torch."""
+    """Refuse experts, and classes of packages that do not declare it: what they launch need not be an op of torch."""
+    if isinstance(module, FusedMoE):
+        raise refuse(
+            [f"layer {name}", "op moe_experts"],
+            "Its router's scores are taken by one kernel over all rows, which promises no order for a row.",
+        )
     method: Any = getattr(module, "quant_method", None)
     for part in (module if isinstance(module, OpClass) else None, method, getattr(method, "kernel", None)):
         cls = type(part)

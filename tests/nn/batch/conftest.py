@@ -1,0 +1,69 @@
+"""What the tests of batch invariance share: random models, and the logits of every step of a batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from opdock.nn.batch import Batch
+from opdock.nn.loading import build_model
+from opdock.nn.models import ModelConfig
+
+SMALL = ModelConfig(
+    architecture="LlamaForCausalLM", vocab_size=300, hidden_size=64, intermediate_size=160, num_layers=3, num_heads=4,
+    num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, max_position=3000,
+)  # fmt: skip
+SMOLLM2 = ModelConfig(
+    architecture="LlamaForCausalLM", vocab_size=4096, hidden_size=576, intermediate_size=1536, num_layers=2,
+    num_heads=9, num_kv_heads=3, head_dim=64, rms_norm_eps=1e-5, max_position=3000, tie_word_embeddings=True,
+)  # fmt: skip
+"""Two layers of its sizes, with fewer token ids."""
+
+
+def random_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> Any:
+    """Return a model with random weights."""
+    model = build_model(config, dtype, torch.device(device))
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0 if parameter.dim() > 1 else 1.0, 0.08)
+    return model
+
+
+def prompts_of(lengths: Sequence[int], vocab: int = 300) -> list[list[int]]:
+    """Return random prompts of these lengths."""
+    chance = random.Random(5)
+    return [[chance.randrange(vocab) for _ in range(length)] for length in lengths]
+
+
+def batch_logits(model: Any, prompts: Sequence[Sequence[int]], *, count: int = 3, **options: Any) -> list[torch.Tensor]:
+    """Return the logits of each request, (count, vocab): of its prompt's end and of the tokens that follow greedily."""
+    found: dict[int, list[torch.Tensor]] = {}
+    with Batch(model, **{"max_requests": 8, "max_len": 128, **options}) as batch:
+        choose = batch._runner._choose
+
+        def keep(parts: Any, tokens: torch.Tensor, logits: torch.Tensor, *, replayed: bool) -> Any:
+            for row, part in enumerate(parts):
+                found.setdefault(part.request.id, []).append(logits[row].clone())
+            return choose(parts, tokens, logits, replayed=replayed)
+
+        batch._runner._choose = keep  # type: ignore[method-assign]
+        batch.generate(prompts, max_tokens=count)
+    return [torch.stack(found[request]) for request in sorted(found)]
+
+
+def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    """Return whether all bits are equal."""
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="session")
+def invariant() -> SimpleNamespace:
+    """The functions above, and the configurations ``small`` and ``smollm2``."""
+    return SimpleNamespace(
+        small=SMALL, smollm2=SMOLLM2, model=random_model, prompts=prompts_of, logits=batch_logits, same=same
+    )
