@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from opdock_rocm.child import Broken, ask, read
+from opdock_rocm.child import Broken, ask
 
 
-def test_an_answer_comes_back_among_what_libraries_print() -> None:
+def test_an_answer_comes_back_whatever_libraries_print() -> None:
     assert ask("print('noise', end='')\nanswer['n'] = int(sys.argv[1])", "7") == {"n": 7}
 
 
@@ -33,8 +33,14 @@ def test_a_driver_that_crashes_is_told_with_its_signal() -> None:
 def test_a_program_that_fails_is_told_with_its_code() -> None:
     with pytest.raises(Broken, match="ended with exit code 3"):
         ask("sys.exit(3)")
-    with pytest.raises(Broken, match="exit code 0"):
-        read(b"opdock-rocm:{not json\n", 0)
+    with pytest.raises(Broken, match="ended with exit code 0"):
+        ask("os.write(descriptor, b'{not json'); os._exit(0)")
+    with pytest.raises(Broken, match="exit code 1: ImportError: no such driver"):
+        ask("raise ImportError('no such driver')")
+
+
+def test_a_long_answer_comes_back_whole() -> None:
+    assert ask("answer['text'] = 'x' * 300_000") == {"text": "x" * 300_000}
 
 
 def test_a_module_in_the_folder_of_the_process_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
