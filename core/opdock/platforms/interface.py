@@ -196,7 +196,7 @@ class Platform(EngineHooks):
 
     @classmethod
     def inference_mode(cls) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which a model runs without gradients."""
+        """Return the context in which a model is loaded and runs, without gradients."""
         import torch
 
         return torch.inference_mode()
