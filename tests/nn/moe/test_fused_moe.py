@@ -13,7 +13,7 @@ import opdock
 from opdock.config import KernelConfig, OpdockConfig
 from opdock.errors import CheckpointError, ConfigError, UnsupportedError
 from opdock.nn.layers import ReplicatedLinear
-from opdock.nn.moe import FusedMoE, MoEBackend, MoEProblem, moe_backends, register_moe_backend
+from opdock.nn.moe import ExpertInputs, FusedMoE, MoEBackend, MoEProblem, moe_backends, register_moe_backend
 from opdock.nn.report import backends, describe, recording
 
 HIDDEN, INNER, EXPERTS, TOP_K = 32, 16, 6, 2
@@ -132,8 +132,8 @@ def test_a_package_adds_a_backend_that_is_tried_first(config: Any) -> None:
             return "" if problem.hidden_size == HIDDEN else "another size"
 
         @classmethod
-        def apply(cls, problem: MoEProblem, x: torch.Tensor, *_: Any) -> torch.Tensor:
-            return x * 2
+        def apply(cls, problem: MoEProblem, given: ExpertInputs) -> torch.Tensor:
+            return given.x * 2
 
     try:
         made, x = layer(), torch.randn(3, HIDDEN)

@@ -110,6 +110,17 @@ def test_registering_checks_name_and_class() -> None:
         moe_backends.register("native", ALL["fast"])
 
 
+def test_a_backend_that_cannot_be_called_as_layers_call_it_is_refused_with_both_signatures() -> None:
+    class Long(backend("long")):  # type: ignore[misc]
+        @classmethod
+        def apply(cls, problem: MoEProblem, x: torch.Tensor, w13: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with pytest.raises(RegistrationError, match=r"apply\(\) of the MoE backend 'long'[\s\S]*given[\s\S]*w13"):
+        register_moe_backend("long")(Long)
+    assert "long" not in moe_backends
+
+
 @pytest.mark.parametrize(
     ("changes", "chosen", "words"),
     [

@@ -1,11 +1,12 @@
 """Mixtures of experts: the layer, the choice of experts, and the backends that compute them."""
 
-from opdock.nn.moe.backend import MoEBackend, MoEProblem, moe_backends, register_moe_backend
+from opdock.nn.moe.backend import ExpertInputs, MoEBackend, MoEProblem, moe_backends, register_moe_backend
 from opdock.nn.moe.fused_moe import FusedMoE, choose
 from opdock.nn.moe.routing import Routing, route
 from opdock.nn.moe.selector import Selection, Verdict, select
 
 __all__ = [
+    "ExpertInputs",
     "FusedMoE",
     "MoEBackend",
     "MoEProblem",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from opdock.errors import RegistrationError
 from opdock.journal import Registration, Registry, Site
@@ -57,6 +58,30 @@ class MoEProblem:
         return self.weight_dtype != self.dtype
 
 
+class ExpertInputs(NamedTuple):
+    """What a step gives a backend; ``opdock.nn.moe.native.fused_experts`` is the definition of what becomes of it.
+
+    Attributes:
+        x: (tokens, hidden), floating.
+        w13: (local experts, 2 * intermediate, hidden), gate rows first; x's dtype, or 8-bit floats with scales.
+        w2: (local experts, hidden, intermediate), likewise.
+        weights: (tokens, top_k), floating.
+        ids: (tokens, top_k) int32 or int64, numbers on all ranks; -1: no expert.
+        expert_map: (all experts,) int32: local number or -1; None: all experts are here.
+        w13_scale: (local experts, 2 * intermediate) float32, of each row of w13; each row of x is then quantised too.
+        w2_scale: (local experts, hidden) float32, of each row of w2; intermediate rows are then quantised too.
+    """
+
+    x: torch.Tensor
+    w13: torch.Tensor
+    w2: torch.Tensor
+    weights: torch.Tensor
+    ids: torch.Tensor
+    expert_map: torch.Tensor | None = None
+    w13_scale: torch.Tensor | None = None
+    w2_scale: torch.Tensor | None = None
+
+
 class MoEBackend(ABC):
     """A way to compute the experts of a step; register a subclass with ``register_moe_backend``.
 
@@ -84,22 +109,8 @@ class MoEBackend(ABC):
 
     @classmethod
     @abstractmethod
-    def apply(
-        cls,
-        problem: MoEProblem,
-        x: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        weights: torch.Tensor,
-        ids: torch.Tensor,
-        expert_map: torch.Tensor | None,
-        w13_scale: torch.Tensor | None,
-        w2_scale: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return a new tensor with the weighted sum of the experts of each token, like x; mutate nothing.
-
-        See ``opdock.nn.moe.native.fused_experts`` for the meaning of each parameter.
-        """
+    def apply(cls, problem: MoEProblem, given: ExpertInputs) -> torch.Tensor:
+        """Return a new tensor with the weighted sum of the experts of each token, like x; mutate nothing."""
 
 
 moe_backends: Registry[type[MoEBackend]] = Registry("MoE backend")
@@ -124,11 +135,28 @@ def register_moe_backend(name: str) -> Callable[[B], B]:
                 f"The MoE backend {name!r} defines no {', '.join(sorted(cls.__abstractmethods__))}.",
                 remedy="define what MoEBackend leaves open.",
             )
+        for method, least in (("why_not", 1), ("route", 4), ("apply", 2)):
+            _require_taken(name, cls, method, least)
         moe_backends.register(name, cls, site=Site.here(beyond=__name__))
         cls.name = name
         return cls
 
     return decorate
+
+
+def _require_taken(name: str, cls: type[MoEBackend], method: str, count: int) -> None:
+    """Raise RegistrationError unless a method can be called with what a layer gives it."""
+    try:
+        inspect.signature(getattr(cls, method)).bind(*[None] * count)
+    except TypeError as err:
+        raise RegistrationError(
+            f"{method}() of the MoE backend {name!r} cannot be called as layers call it: {err}.",
+            why=[
+                f"layers: {method}{inspect.signature(getattr(MoEBackend, method))}",
+                f"it:     {method}{inspect.signature(getattr(cls, method))}",
+            ],
+            remedy="give it the parameters of MoEBackend's.",
+        ) from err
 
 
 def registration_of(name: str) -> Registration:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from opdock.nn.kernels import triton
-from opdock.nn.moe.backend import MoEBackend, MoEProblem, register_moe_backend
+from opdock.nn.moe.backend import ExpertInputs, MoEBackend, MoEProblem, register_moe_backend
 from opdock.nn.moe.grouped import grouped_experts
 from opdock.nn.moe.native import ACTIVATIONS, fused_experts
 from opdock.nn.moe.routing import Routing
@@ -67,21 +67,11 @@ class TritonBackend(MoEBackend):
         )
 
     @classmethod
-    def apply(
-        cls,
-        problem: MoEProblem,
-        x: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        weights: torch.Tensor,
-        ids: torch.Tensor,
-        expert_map: torch.Tensor | None,
-        w13_scale: torch.Tensor | None,
-        w2_scale: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def apply(cls, problem: MoEProblem, given: ExpertInputs) -> torch.Tensor:
         """Run the kernels."""
         from opdock.nn.kernels.triton import moe
 
+        x, w13, w2, weights, ids, *others = given
         return moe.fused_experts(
             x.contiguous(),
             w13,
@@ -89,9 +79,7 @@ class TritonBackend(MoEBackend):
             weights.float().contiguous(),
             ids.contiguous(),
             problem.activation,
-            expert_map,
-            w13_scale,
-            w2_scale,
+            *others,
             fixed=problem.batch_invariant,
         )
 
@@ -126,20 +114,9 @@ class GroupedBackend(MoEBackend):
         return ""
 
     @classmethod
-    def apply(
-        cls,
-        problem: MoEProblem,
-        x: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        weights: torch.Tensor,
-        ids: torch.Tensor,
-        expert_map: torch.Tensor | None,
-        w13_scale: torch.Tensor | None,
-        w2_scale: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def apply(cls, problem: MoEProblem, given: ExpertInputs) -> torch.Tensor:
         """Sort, multiply, sort back and add."""
-        return grouped_experts(x, w13, w2, weights, ids, problem.activation, expert_map)
+        return grouped_experts(*given[:5], problem.activation, given.expert_map)
 
 
 @register_moe_backend("native")
@@ -155,28 +132,6 @@ class NativeBackend(MoEBackend):
         return "" if problem.activation in ACTIVATIONS else f"no activation {problem.activation!r}"
 
     @classmethod
-    def apply(
-        cls,
-        problem: MoEProblem,
-        x: torch.Tensor,
-        w13: torch.Tensor,
-        w2: torch.Tensor,
-        weights: torch.Tensor,
-        ids: torch.Tensor,
-        expert_map: torch.Tensor | None,
-        w13_scale: torch.Tensor | None,
-        w2_scale: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def apply(cls, problem: MoEProblem, given: ExpertInputs) -> torch.Tensor:
         """Run the definition."""
-        return fused_experts(
-            x,
-            w13,
-            w2,
-            weights,
-            ids,
-            problem.activation,
-            expert_map,
-            w13_scale,
-            w2_scale,
-            by_row=problem.batch_invariant,
-        )
+        return fused_experts(*given[:5], problem.activation, *given[5:], by_row=problem.batch_invariant)

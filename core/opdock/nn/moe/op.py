@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from opdock.nn.moe.backend import MoEProblem, moe_backends
+from opdock.nn.moe.backend import ExpertInputs, MoEProblem, moe_backends
 from opdock.nn.moe.routing import Routing
 from opdock.registry.library import direct_register_custom_op
 
@@ -42,12 +42,13 @@ def moe_experts(
 ) -> torch.Tensor:
     """Choose the experts of each token and compute them, by the backend of the facts of that number.
 
-    See ``MoEBackend.route`` and ``MoEBackend.apply`` for the other parameters.
+    See ``MoEBackend.route`` and ``ExpertInputs`` for the other parameters.
     """
     facts = _facts[number]
     backend = moe_backends.get(facts.backend)
     weights, ids = backend.route(facts.problem, logits, facts.routing, bias)
-    return backend.apply(facts.problem, x, w13, w2, weights, ids, expert_map, w13_scale, w2_scale)
+    given = ExpertInputs(x, w13, w2, weights, ids, expert_map, w13_scale, w2_scale)
+    return backend.apply(facts.problem, given)
 
 
 def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
