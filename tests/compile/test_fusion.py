@@ -15,6 +15,7 @@ from opdock import ir
 from opdock.compile import Fusion, GraphReport
 from opdock.compile.fusion import fuse
 from opdock.compile.fusions import BUILT_IN
+from opdock.compile.offered import offered
 from opdock.compile.passes import run
 from opdock.compile.switches import fusions_in_force
 from opdock.errors import ConfigError, RegistrationError
@@ -257,7 +258,7 @@ def test_an_all_reduce_before_a_norm_is_fused(reduce: Callable[[Tensor], Tensor]
 
 
 def test_switches_leave_fusions_out() -> None:
-    names = {f.name for f in BUILT_IN}
+    names = {f.name for f in BUILT_IN} | {*offered}
     assert {f.name for f in fusions_in_force([])} == names
     assert {f.name for f in fusions_in_force(["-add_rms_norm"])} == names - {"add_rms_norm"}
     assert {f.name for f in fusions_in_force(["none", "+add_rms_norm"])} == {"add_rms_norm"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,6 +91,31 @@ class Fusion:
         """The IR ops that the replacement has."""
         return _ops_in(self.replacement_graph)
 
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """What decides, and what is put in: for the cache key."""
+        return self.pattern, self.replacement, self.applies
+
+
+class GraphFusion(ABC):
+    """A fusion that is more than a pattern of IR ops: it changes the graph itself.
+
+    Args:
+        name: for switches and reports.
+        parts: the IR ops without which it does nothing.
+        products: the IR ops whose providers it puts into the graph.
+        functions: what decides, and what is put in: for the cache key.
+    """
+
+    name: str
+    parts: Sequence[ir.IrOp]
+    products: Sequence[ir.IrOp]
+    functions: Sequence[Callable[..., Any]]
+
+    @abstractmethod
+    def apply(self, graph: fx.Graph, report: GraphReport) -> None:
+        """Fuse wherever it can in a graph of AOTAutograd, which stays functional, and tell the report."""
+
 
 def _is_plain(node: fx.Node) -> bool:
     if node.op == "call_function":
@@ -111,7 +137,7 @@ def _ops_in(graph: fx.Graph) -> list[ir.IrOp]:
     return [call.op for node in graph.nodes if (call := find_call(node)) is not None]
 
 
-def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> None:
+def fuse(graph: fx.Graph, fusions: Iterable[Fusion | GraphFusion], report: GraphReport) -> None:
     """Apply each fusion wherever its pattern is, in order.
 
     A fusion stays out where it would put the native definition in the place of a provider, where values inside the
@@ -123,6 +149,9 @@ def fuse(graph: fx.Graph, fusions: Iterable[Fusion], report: GraphReport) -> Non
         report: is told what was applied, and why not.
     """
     for fusion in fusions:
+        if isinstance(fusion, GraphFusion):
+            fusion.apply(graph, report)
+            continue
         calls = [n for n in fusion.pattern_graph.nodes if n.op == "call_function"]
         anchor = next(n for n in reversed(calls) if n.target is not operator.getitem)
         for node in [n for n in graph.nodes if same_op(anchor, n)][::-1]:

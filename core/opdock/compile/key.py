@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opdock import ir
-from opdock.compile.fusion import Fusion
+from opdock.compile.fusion import Fusion, GraphFusion
 from opdock.compile.nodes import calls_in
 from opdock.ir.cachekey import implementation_key
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 
-def cache_key(graphs: Iterable[fx.Graph], fusions: Iterable[Fusion]) -> str:
+def cache_key(graphs: Iterable[fx.Graph], fusions: Iterable[Fusion | GraphFusion]) -> str:
     """Return a key over the passes, the fusions, and the providers that may be put into the graphs.
 
     An op counts if a graph calls it, a fusion can make it out of ops that count, or a provider that counts names it.
@@ -27,10 +27,8 @@ def cache_key(graphs: Iterable[fx.Graph], fusions: Iterable[Fusion]) -> str:
     fusions = list(fusions)
     parts = [own_source()]
     reached = _reached({call.op.name for graph in graphs for call in calls_in(graph)}, fusions)
-    for fusion in fusions:
-        if {op.name for op in fusion.products} <= reached:
-            functions = fusion.pattern, fusion.replacement, fusion.applies
-            parts.append(f"{fusion.name}: {implementation_key(*functions)}")
+    made = [f for f in fusions if {op.name for op in f.products} <= reached]
+    parts += [f"{f.name}: {implementation_key(*f.functions)}" for f in made]
     for name in sorted(reached):
         op = ir.registry[name]
         providers = " ".join(f"{impl.provider}{'!' if impl.inplace else ''}={impl.uuid()}" for impl in _tried(op))
@@ -42,7 +40,7 @@ def _tried(op: ir.IrOp) -> tuple[ir.IrOpImpl, ...]:
     return op.current().impls or (op.impls["native"],)
 
 
-def _reached(names: set[str], fusions: Iterable[Fusion]) -> set[str]:
+def _reached(names: set[str], fusions: Iterable[Fusion | GraphFusion]) -> set[str]:
     found: set[str] = set()
     new = set(names)
     while new:

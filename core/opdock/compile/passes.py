@@ -16,7 +16,7 @@ from opdock.compile.body import Decompositions
 from opdock.compile.cleanup import clean_up
 from opdock.compile.clones import count_clones, remove_clones
 from opdock.compile.donation import donated_inputs
-from opdock.compile.fusion import Fusion, fuse
+from opdock.compile.fusion import Fusion, GraphFusion, fuse
 from opdock.compile.fusions import BUILT_IN
 from opdock.compile.lowering import Lowering, refuse_leftovers
 from opdock.compile.realize import realize_before_writes
@@ -34,7 +34,7 @@ class Passes:
         decompositions: of aten ops in the bodies of providers.
     """
 
-    def __init__(self, fusions: Sequence[Fusion], decompositions: Decompositions) -> None:
+    def __init__(self, fusions: Sequence[Fusion | GraphFusion], decompositions: Decompositions) -> None:
         """Start with an empty report."""
         self.report = GraphReport()
         self._fusions, self._lowering = fusions, Lowering(decompositions, self.report)
@@ -57,7 +57,12 @@ class Passes:
         realize_before_writes(graph)
 
 
-def run(graph: fx.Graph, *, fusions: Sequence[Fusion] = BUILT_IN, decompositions: Decompositions = {}) -> GraphReport:  # noqa: B006
+def run(
+    graph: fx.Graph,
+    *,
+    fusions: Sequence[Fusion | GraphFusion] = BUILT_IN,
+    decompositions: Decompositions = {},  # noqa: B006
+) -> GraphReport:
     """Run all passes on a graph, without Inductor's in between.
 
     Args:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opdock import context
-from opdock.compile.fusion import Fusion
+from opdock.compile.fusion import Fusion, GraphFusion
 from opdock.compile.fusions import BUILT_IN
+from opdock.compile.offered import offered
 from opdock.config import check_switches
 from opdock.errors import ConfigError, suggest
 from opdock.platforms import current, hooks
 
 
-def known_fusions() -> tuple[Fusion, ...]:
+def known_fusions() -> tuple[Fusion | GraphFusion, ...]:
     """Return the fusions of the active platform, of other packages, and of the host, in the order of trial."""
     manager = current.hook_manager()
     given = hooks.ask_all(manager, "compile_passes") if manager is not None else []
-    known = (*(fusion for fusions in given for fusion in fusions), *BUILT_IN)
+    known = (*(fusion for fusions in given for fusion in fusions), *BUILT_IN, *(make() for make in offered.values()))
     for fusion in known:
         for part in fusion.parts:
             for product in fusion.products:
@@ -24,7 +25,7 @@ def known_fusions() -> tuple[Fusion, ...]:
     return known
 
 
-def fusions_in_force(switches: Sequence[str] | None) -> tuple[Fusion, ...]:
+def fusions_in_force(switches: Sequence[str] | None) -> tuple[Fusion | GraphFusion, ...]:
     """Return the fusions that the switches leave on.
 
     Args:

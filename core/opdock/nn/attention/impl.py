@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
+from opdock import ir
 from opdock.errors import UnsupportedError
 from opdock.nn.attention.metadata import AttentionMetadata
+from opdock.nn.rotary_and_cache import run_in_place
 
 if TYPE_CHECKING:
     from opdock.nn.attention.attention import Attention
+
+F = TypeVar("F", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,54 @@ class AttentionImpl(ABC):
         write_slots(key, key_cache, metadata.slot_mapping, self.layer.k_scale)
         write_slots(value, value_cache, metadata.slot_mapping, self.layer.v_scale)
 
+    def why_not_rotary_and_cache(self) -> str:
+        """Return why the op ``rotary_and_cache`` may not take the place of ``update_cache``, "" if it may.
+
+        It may where ``update_cache`` is the one of this class, or returns what that does: see ``writes_rows``.
+        """
+        writes: object = type(self).update_cache
+        if writes is AttentionImpl.update_cache or getattr(writes, "writes_rows", False):
+            return ""
+        return f"{type(self).__name__} writes its cache in a way of its own"
+
+    def rotate_and_update_cache(
+        self,
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        head_size: int,
+        cos_sin_cache: Tensor,
+        is_neox: bool,  # noqa: FBT001 - as in the op
+    ) -> None:
+        """Rotate query and key, and write the step's keys and values to their slots: all four are mutated.
+
+        In one kernel where a provider of the op ``rotary_and_cache`` takes these arguments; else one after the other.
+        """
+        if not self.why_not_rotary_and_cache() and run_in_place(
+            positions,
+            query,
+            key,
+            value,
+            key_cache,
+            value_cache,
+            metadata.slot_mapping,
+            head_size,
+            cos_sin_cache,
+            self.layer.k_scale,
+            self.layer.v_scale,
+            is_neox,
+        ):
+            return
+        rotated = ir.ops.rotary_embedding.maybe_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)
+        for given, made in zip((query, key), rotated, strict=True):
+            if made is not given:
+                given.copy_(made)
+        self.update_cache(key.view(value.shape), value, key_cache, value_cache, metadata)
+
     def prompts_alone(self, query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> Tensor | None:
         """Return the whole result of a step, in memory of its own, or None to have ``forward`` write it.
 
@@ -109,6 +162,12 @@ class AttentionImpl(ABC):
             metadata: of the step.
             output: like query; every row is written, those of no request with zeros.
         """
+
+
+def writes_rows(fn: F) -> F:
+    """Mark an ``update_cache`` that leaves in the caches what ``AttentionImpl.update_cache`` does; returns it."""
+    fn.writes_rows = True  # type: ignore[attr-defined]
+    return fn
 
 
 def write_slots(new: Tensor, cache: Tensor, slots: Tensor, scale: Tensor) -> None:

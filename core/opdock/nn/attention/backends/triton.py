@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opdock.nn.attention.backend import AttentionBackend, AttentionSelectorConfig, MultipleOf
-from opdock.nn.attention.impl import AttentionImpl, AttentionSpec
+from opdock.nn.attention.impl import AttentionImpl, AttentionSpec, writes_rows
 from opdock.nn.attention.metadata import AttentionMetadata
 from opdock.nn.kernels import triton as kernels
 
@@ -28,6 +28,7 @@ class TritonImpl(AttentionImpl):
         self._store, self._attend = attention_cache.reshape_and_cache, attention_launch.paged_attention
         self._counters = attention_again.Counters()
 
+    @writes_rows
     def update_cache(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata
     ) -> None:
