@@ -24,12 +24,12 @@ inline cudaStream_t stream_of(const View& x) {
 
 template <int N> using Number = std::integral_constant<int, N>;
 
-// Bytes of one tensor from which on it is better to read twice; less where results take the place of what they are made of.
+// Bytes of one tensor from which on its place in the cache counts; less where results take the place of what they are made of.
 // Measured on an H200, whose L2 cache has 60 MB.
 #ifdef __HIP__
-constexpr int64_t kReadTwice = INT64_MAX, kReadTwiceInPlace = INT64_MAX;  // not measured there
+constexpr int64_t kFarBytes = INT64_MAX, kFarInPlace = INT64_MAX;  // not measured there
 #else
-constexpr int64_t kReadTwice = int64_t(1) << 26, kReadTwiceInPlace = int64_t(1) << 25;
+constexpr int64_t kFarBytes = int64_t(1) << 26, kFarInPlace = int64_t(1) << 25;
 #endif
 
 inline int multiprocessors(int device) {
@@ -77,6 +77,7 @@ void start(void (*kernel)(P...), dim3 grid, dim3 block, int device, cudaStream_t
 template <In IN, bool NORM, Out OUT> int items_of(int vectors) {
   if (vectors > 2048) return 8;
   if (vectors > 1024) return 4;
+  if (IN == In::Add && OUT == Out::Static) return vectors >= 512 ? 2 : 1;
   if (IN == In::Add) return vectors > 512 ? 4 : 1;
   if (NORM && OUT == Out::Token && vectors % 224 == 0) return 7;
   if (OUT != Out::Same) return vectors >= 256 ? 4 : vectors >= 64 ? 2 : 1;
@@ -112,25 +113,24 @@ void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
     const int block = std::min(((count + items - 1) / items + 31) / 32 * 32, most);
     const dim3 grid(rows, (count + block * items - 1) / (block * items));
     auto go = [&](auto n) {
-      start(long_row_kernel<T, O, decltype(n)::value, IN, NORM, OUT, false, false>, grid, block, device, stream, given);
+      start(long_row_kernel<T, O, decltype(n)::value, IN, NORM, OUT, false, Read::Once>, grid, block, device, stream, given);
     };
     items == 2 ? go(Number<2>{}) : go(Number<1>{});
   } else {
     const int items = items_of<IN, NORM, OUT>(count);
     const int block = ((count + items - 1) / items + 31) / 32 * 32;
     const bool exact = block * items == count;
-    constexpr bool kAgain = NORM && (OUT == Out::Same || (OUT == Out::Static && IN == In::Add));
-    [[maybe_unused]] const bool again =
-        (int64_t)args.rows * args.hidden * sizeof(T) >= (args.y == args.x ? kReadTwiceInPlace : kReadTwice);
+    constexpr Read kFar = !NORM ? Read::Once : OUT == Out::Same ? Read::Twice
+                        : OUT == Out::Static && IN == In::Add ? Read::Kept : Read::Once;
+    [[maybe_unused]] const bool far =
+        (int64_t)args.rows * args.hidden * sizeof(T) >= (args.y == args.x ? kFarInPlace : kFarBytes);
     auto go = [&](auto n, auto all) {
       constexpr int ITEMS = decltype(n)::value;
-      if constexpr (kAgain) {
-        if (again) {
-          start(long_row_kernel<T, O, ITEMS, IN, NORM, OUT, decltype(all)::value, true>, rows, block, device, stream, given);
-          return;
-        }
+      constexpr bool ALL = decltype(all)::value;
+      if constexpr (kFar != Read::Once) {
+        if (far) return start(long_row_kernel<T, O, ITEMS, IN, NORM, OUT, ALL, kFar>, rows, block, device, stream, given);
       }
-      start(long_row_kernel<T, O, ITEMS, IN, NORM, OUT, decltype(all)::value, false>, rows, block, device, stream, given);
+      start(long_row_kernel<T, O, ITEMS, IN, NORM, OUT, ALL, Read::Once>, rows, block, device, stream, given);
     };
     if constexpr (NORM && OUT == Out::Token && IN != In::Add) {
       if (items == 7) return go(Number<7>{}, std::true_type{});
@@ -141,7 +141,7 @@ void launch(const Args& args, bool vectors, int device, cudaStream_t stream) {
     }
     if (items == 1) return go(Number<1>{}, std::false_type{});
     if (items == 8) return go(Number<8>{}, std::false_type{});
-    if constexpr (IN != In::Add) {
+    if constexpr (IN != In::Add || OUT == Out::Static) {
       if (items == 2) return exact ? go(Number<2>{}, std::true_type{}) : go(Number<2>{}, std::false_type{});
     }
     return exact ? go(Number<4>{}, std::true_type{}) : go(Number<4>{}, std::false_type{});

@@ -1,12 +1,14 @@
 // A block for each row, or several where nothing is joined over it: ITEMS vectors of 16 bytes for each thread.
 //
-// EXACT: the threads' vectors are the row's, without a rest. AGAIN: what comes in is read a second time instead of being
-// kept; see load_twice.
+// EXACT: the threads' vectors are the row's, without a rest. READ: how what comes in is read; twice, instead of being kept
+// in registers.
 #pragma once
 
 #include "vectors.cuh"
 
 namespace opdock {
+
+enum class Read { Once, Kept, Twice };
 
 // Whether a row can be cut into pieces: nothing is joined over it.
 template <bool NORM, Out OUT> constexpr bool kPieces = !NORM && OUT != Out::Token;
@@ -16,7 +18,7 @@ template <bool NORM, Out OUT> constexpr bool kPieces = !NORM && OUT != Out::Toke
 constexpr int most_threads(int items) { return items == 7 ? 160 : 512; }
 constexpr int least_blocks(int items) { return items == 7 ? 4 : 1; }
 
-template <typename T, typename O, int ITEMS, In IN, bool NORM, Out OUT, bool EXACT, bool AGAIN>
+template <typename T, typename O, int ITEMS, In IN, bool NORM, Out OUT, bool EXACT, Read READ>
 __global__ void __launch_bounds__(most_threads(ITEMS), least_blocks(ITEMS))
     long_row_kernel(const __grid_constant__ Given<IN, NORM, OUT, false> args) {
   constexpr bool kTwo = IN != In::Plain;
@@ -25,6 +27,8 @@ __global__ void __launch_bounds__(most_threads(ITEMS), least_blocks(ITEMS))
   const int row = blockIdx.x, step = blockDim.x * VEC;
   int start = threadIdx.x * VEC;
   if constexpr (kPieces<NORM, OUT>) start += blockIdx.y * ITEMS * step;
+  constexpr bool kAgain = READ == Read::Twice;
+  auto first = [](const T* at) { return READ == Read::Once ? load_once(at) : load<Stay::Long>(at); };
   auto here = [&](int i) { return EXACT || start + i * step < args.hidden; };
   after_previous();
 
@@ -35,10 +39,10 @@ __global__ void __launch_bounds__(most_threads(ITEMS), least_blocks(ITEMS))
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     if constexpr (!EXACT) a[i] = zeros<T>();
-    if (here(i)) a[i] = AGAIN ? load_twice<false>(from + i * step) : load_once(from + i * step);
+    if (here(i)) a[i] = first(from + i * step);
     if constexpr (kTwo) {
       if constexpr (!EXACT) b[i] = zeros<T>();
-      if (here(i)) b[i] = AGAIN ? load_twice<false>(second + i * step) : load_once(second + i * step);
+      if (here(i)) b[i] = first(second + i * step);
     }
   }
   if constexpr (NORM) {
@@ -63,24 +67,26 @@ __global__ void __launch_bounds__(most_threads(ITEMS), least_blocks(ITEMS))
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       add_squares<T, IN>(squares, a[i], b[kTwo ? i : 0]);
-      if constexpr (IN == In::Add && !AGAIN) {
+      if constexpr (IN == In::Add && !kAgain && OUT == Out::Static) {
+        if (here(i)) store_once(sum + i * step, sum_of(a[i], b[i]));
+      } else if constexpr (IN == In::Add && !kAgain) {
         if (here(i)) store(sum + i * step, sum_of(a[i], b[i]));
       }
     }
     const float total = over_block<Sum>(squares.x + squares.y, shared[0]);
     const float inverse = rsqrtf(total * args.norm.inverse_hidden + args.norm.epsilon);
-    if constexpr (AGAIN) {
+    if constexpr (kAgain) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
-        if (here(i)) a[i] = load_twice<true>(from + i * step);
+        if (here(i)) a[i] = load<Stay::Short>(from + i * step);
         if constexpr (kTwo) {
-          if (here(i)) b[i] = load_twice<true>(second + i * step);
+          if (here(i)) b[i] = load<Stay::Short>(second + i * step);
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      if constexpr (IN == In::Add && AGAIN) {
+      if constexpr (IN == In::Add && kAgain) {
         if (here(i)) store(sum + i * step, sum_of(a[i], b[i]));
       }
       a[i] = normalised<T, IN>(a[i], b[kTwo ? i : 0], inverse, weight[i]);

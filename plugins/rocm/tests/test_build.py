@@ -49,7 +49,7 @@ LONG = "void opdock::long_row_kernel<opdock::__nv_bfloat16, opdock::__nv_fp8_e4m
     ("signature", "expected"),
     [
         (
-            f"{LONG}(opdock::Out)1, true, false>(opdock::Given<(opdock::In)1, true, (opdock::Out)1, false>)",
+            f"{LONG}(opdock::Out)1, true, (opdock::Read)0>(opdock::Given<(opdock::In)1, true, (opdock::Out)1, false>)",
             ("fused_add_rms_norm_static_fp8_quant: long, 4, exact", "bfloat16"),
         ),
         (

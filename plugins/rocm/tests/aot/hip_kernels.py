@@ -174,8 +174,8 @@ def named(signature: str) -> tuple[str, str]:
         rows = "any" if kernel.startswith("any") else f"{given[3]} a thread"
         return f"rotary_embedding, {'halves' if given[2] == 'true' else 'pairs'}{table}: {rows}", dtype
     if kernel == "long_row_kernel":
-        items, part, norm, out, exact, again = given[2:8]
-        rest = f"{', exact' * (exact == 'true')}{', read twice' * (again == 'true')}"
+        items, part, norm, out, exact, read = given[2:8]
+        rest = f"{', exact' * (exact == 'true')}{('', ', kept', ', read twice')[int(read)]}"
         return f"{OPS[part, norm, out]}: long, {items}{rest}", dtype
     part, norm, out = given[2:5]
     return f"{OPS[part, norm, out]}: {'short' if kernel == 'short_row_kernel' else 'any'}", dtype
