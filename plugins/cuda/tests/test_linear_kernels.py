@@ -66,15 +66,18 @@ def test_int4_values(outputs: int, inputs: int, group: int, dtype: torch.dtype, 
             _near(got, x.double() @ exact.t() + bias.double(), steps=steps)
 
 
-def test_int4_rows_may_lie_apart_and_one_row_has_the_bits_that_it_has_among_sixteen() -> None:
-    """The kernel for few rows does not depend on their number."""
+def test_int4_rows_may_lie_apart_and_one_row_has_the_bits_that_it_has_among_sixteen_where_that_is_asked_for() -> None:
+    """The tiles for one row may be others."""
     packed, scale, shift, words, _ = _int4(512, 4096, 128, torch.bfloat16, zeros=False)
     wide = torch.randn(16, 8192, device="cuda").bfloat16()
     x = wide[:, :4096]
-    together = triton.int4_linear(x, packed, scale, shift, None, words)
-    assert torch.equal(together, triton.int4_linear(x.contiguous(), packed, scale, shift, None, words))
+    for invariant in (False, True):
+        together = triton.int4_linear(x, packed, scale, shift, None, words, invariant=invariant)
+        dense = triton.int4_linear(x.contiguous(), packed, scale, shift, None, words, invariant=invariant)
+        assert torch.equal(together, dense)
     for i in (0, 5, 15):
-        assert torch.equal(together[i : i + 1], triton.int4_linear(x[i : i + 1], packed, scale, shift, None, words))
+        alone = triton.int4_linear(x[i : i + 1], packed, scale, shift, None, words, invariant=True)
+        assert torch.equal(together[i : i + 1], alone)
 
 
 def _eight(rows: int, columns: int, dtype: torch.dtype) -> Tensor:

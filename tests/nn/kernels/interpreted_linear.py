@@ -28,12 +28,13 @@ def _near(got: Tensor, exact: Tensor) -> None:
 
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [(40, 256, 32), (72, 512, 128), (24, 192, 192), (64, 320, 64)])
 @pytest.mark.parametrize("zeros", [True, False])
-@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize(("split", "step"), [(1, 0), (2, 0), (3, 16)])
 def test_int4(
-    monkeypatch: pytest.MonkeyPatch, outputs: int, inputs: int, group: int, split: int, *, zeros: bool
+    monkeypatch: pytest.MonkeyPatch, outputs: int, inputs: int, group: int, split: int, step: int, *, zeros: bool
 ) -> None:
     """Outputs and rows that tiles do not divide, more programs than steps, rows that lie apart, a bias."""
-    monkeypatch.setattr(linear_calls, "int4_tiles", lambda *_, **__: Tiles(16, 32, 0, split, 2, 4))
+    tiles = Tiles(16, 32, 0, split, 2, 4, step=step, wide=step > 0, dependent=step > 0)
+    monkeypatch.setattr(linear_calls, "int4_tiles", lambda *_, **__: tiles)
     codes, scale, zero = quantise_int4(torch.randn(outputs, inputs), group, zero_points=zeros)
     scale, words = scale.half(), words_of(group, inputs)
     shift = None if zero is None else (8.0 - zero.float()) * scale.float()
@@ -48,6 +49,23 @@ def test_int4(
         _near(got, x.double() @ exact.t() + bias.double()) if rows else None
         assert got.shape == (rows, outputs)
     assert not linear_calls._locks(x.device).any()
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+@pytest.mark.parametrize(("outputs", "inputs", "group"), [(40, 1536, 128), (9, 2048, 128), (24, 384, 32)])
+def test_int4_of_one_row(
+    monkeypatch: pytest.MonkeyPatch, outputs: int, inputs: int, group: int, *, zeros: bool
+) -> None:
+    """Outputs that programs do not divide, inputs that steps do not divide, scales of 16 bits, a bias."""
+    monkeypatch.setattr(linear_calls, "int4_tiles", lambda *_, **__: Tiles(1, 8, 2 * group, 1, 1, 4, row=True))
+    codes, scale, zero = quantise_int4(torch.randn(outputs, inputs), group, zero_points=zeros)
+    scale = scale.half()
+    shift = None if zero is None else (8.0 - zero.float()) * scale.float()
+    z = 8.0 if zero is None else zero.t().double().repeat_interleave(group, 1)
+    exact = (codes.double() - z) * scale.t().double().repeat_interleave(group, 1)
+    x, bias = torch.randn(1, inputs).half(), torch.randn(outputs).half()
+    got = triton.int4_linear(x, triton.pack_words(codes, group), scale, shift, bias, group)
+    _near(got, x.double() @ exact.t() + bias.double())
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(40, 256), (72, 208)])

@@ -8,11 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from opdock.nn.kernels.triton.linear_begin import begin
 from opdock.nn.kernels.triton.split import finish
 
 
 @triton.jit
-def _unpack(words, DTYPE: tl.constexpr, FAST: tl.constexpr):
+def unpack(words, DTYPE: tl.constexpr, FAST: tl.constexpr):
     """Return the four codes of each 16-bit word, minus 8, as DTYPE.
 
     FAST, for NVIDIA, converts no integer: a code in the lowest bits of a float of unit steps (128 in bfloat16, 1024
@@ -116,36 +117,42 @@ def int4_linear(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
+    STEP: tl.constexpr,
     OWN_SCALES: tl.constexpr,
     FAST: tl.constexpr,
     EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
+    ALIGN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Compute BLOCK_N outputs of BLOCK_M rows, as out.T = weight @ x.T, over one part of the inputs.
 
     w is (outputs, inputs / 4) 16-bit words. A word holds the codes of inputs that lie WORDS apart, so that one mask
-    and one shift give a dense block of weights. OWN_SCALES: each of the four has a group of its own; otherwise all
-    four lie in one group. EVEN: BLOCK_N divides the outputs. scales and shifts, (groups, outputs): a weight is
-    (code - 8) * scale + shift.
+    and one shift give a dense block of weights; STEP of WORDS are taken at a time. OWN_SCALES: each of the four has a
+    group of its own; otherwise all four lie in one group. EVEN: BLOCK_N divides the outputs. ALIGN, 4 or 16: of how
+    many words the compiler takes a row to be a multiple, and so how many bytes are copied at once. scales and shifts,
+    (groups, outputs): a weight is (code - 8) * scale + shift.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    j = tl.arange(0, WORDS)
-    chunks = inputs // (4 * WORDS)
-    each = tl.cdiv(chunks, SPLIT)
+    j = tl.arange(0, STEP)
+    IN_CHUNK: tl.constexpr = WORDS // STEP
+    steps = inputs // (4 * STEP)
+    each = tl.cdiv(steps, SPLIT)
     first = tl.program_id(2) * each
-    last = tl.minimum(first + each, chunks)
-    w_ptrs = w_ptr + n[:, None].to(tl.int64) * (inputs // 4) + j[None, :]
+    last = tl.minimum(first + each, steps)
+    w_ptrs = w_ptr + n[:, None].to(tl.int64) * tl.multiple_of(inputs // 4, ALIGN) + j[None, :]
     x_ptrs = x_ptr + m[None, :].to(tl.int64) * x_stride + j[:, None]
     inside = n < outputs
     used = (m < rows)[None, :]
     SHIFTED: tl.constexpr = shifts_ptr is not None
     each_group = 1 if OWN_SCALES else group // (4 * WORDS)  # chunks of one group
+    start = tl.minimum(first, steps - 1)
+    begin(w_ptrs + start * STEP, DEPENDENT)
     # Scales are loaded one step ahead: a load that a product waits for would take longer than the product.
-    start = tl.minimum(first, chunks - 1)
-    g = start * 4 if OWN_SCALES else start // each_group
+    g = start // IN_CHUNK * 4 if OWN_SCALES else start // IN_CHUNK // each_group
     s0, h0 = _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN)
     s1, h1, s2, h2, s3, h3 = s0, h0, s0, h0, s0, h0
     if OWN_SCALES:
@@ -154,16 +161,16 @@ def int4_linear(
         s3, h3 = _group(scales_ptr, shifts_ptr, g + 3, n, outputs, EVEN)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
-        words = tl.load(w_ptrs + c * WORDS) if EVEN else tl.load(w_ptrs + c * WORDS, mask=inside[:, None], other=0)
-        x_at = x_ptrs + c * (4 * WORDS)
+        words = tl.load(w_ptrs + c * STEP) if EVEN else tl.load(w_ptrs + c * STEP, mask=inside[:, None], other=0)
+        x_at = x_ptrs + (c // IN_CHUNK * (4 * WORDS) + c % IN_CHUNK * STEP)
         x0 = tl.load(x_at, mask=used, other=0.0)
         x1 = tl.load(x_at + WORDS, mask=used, other=0.0)
         x2 = tl.load(x_at + 2 * WORDS, mask=used, other=0.0)
         x3 = tl.load(x_at + 3 * WORDS, mask=used, other=0.0)
         ahead = tl.minimum(c + 1, last - 1)
-        g = ahead * 4 if OWN_SCALES else ahead // each_group
+        g = ahead // IN_CHUNK * 4 if OWN_SCALES else ahead // IN_CHUNK // each_group
         n0, k0 = _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN)
-        w0, w1, w2, w3 = _unpack(words, DTYPE, FAST)
+        w0, w1, w2, w3 = unpack(words, DTYPE, FAST)
         if OWN_SCALES:
             n1, k1 = _group(scales_ptr, shifts_ptr, g + 1, n, outputs, EVEN)
             n2, k2 = _group(scales_ptr, shifts_ptr, g + 2, n, outputs, EVEN)

@@ -13,7 +13,9 @@ from torch.library import Library
 
 from opdock.nn.kernels.triton import interpreted
 from opdock.nn.kernels.triton.gemm_int4 import int4_linear as int4_kernel
+from opdock.nn.kernels.triton.gemm_int4_row import int4_row
 from opdock.nn.kernels.triton.launch import launch
+from opdock.nn.kernels.triton.linear_launch import can_depend, launch_dependent
 from opdock.nn.kernels.triton.linear_scaled import scaled_linear as scaled_kernel
 from opdock.nn.kernels.triton.linear_tuning import (
     INVARIANT_INT4,
@@ -25,6 +27,9 @@ from opdock.nn.kernels.triton.linear_tuning import (
 
 MOST_ROWS_INT4 = 64
 """Beyond these, a dense weight and torch's product are faster."""
+
+FAST_SUMS = False
+"""Whether torch's fp8 product of many rows keeps its sums in the product unit, with fewer bits than float32."""
 
 _library = Library("opdock", "FRAGMENT")
 
@@ -124,10 +129,28 @@ def _int4_linear(
     if not rows:
         return out
     group = inputs // scale.shape[0]
-    tiles = INVARIANT_INT4 if invariant else int4_tiles(rows, outputs, inputs, words)
+    tiles = INVARIANT_INT4 if invariant else int4_tiles(rows, outputs, inputs, words, own=words == group)
+    dependent = tiles.dependent and can_depend(x.get_device())
+    start = launch_dependent if dependent else launch
+    fast = torch.version.cuda is not None and not interpreted()
+    if tiles.row and rows == 1 and words == group:
+        start(
+            int4_row,
+            (triton.cdiv(outputs, tiles.block_n),),
+            ("out_ptr",),
+            (x, packed, scale, shift, bias, out, outputs, inputs),
+            tiles.num_warps,
+            BLOCK_N=tiles.block_n,
+            CHUNKS=tiles.block_k // words,
+            STEPS=triton.cdiv(inputs // 4, tiles.block_k),
+            WORDS=words,
+            FAST=fast,
+            DEPENDENT=dependent,
+        )
+        return out
     grid = (triton.cdiv(outputs, tiles.block_n), triton.cdiv(rows, tiles.block_m))
     parts, locks = _workspace(x, tiles, grid)
-    launch(
+    start(
         int4_kernel,
         (*grid, tiles.split),
         ("out_ptr", "parts_ptr", "locks_ptr"),
@@ -136,11 +159,14 @@ def _int4_linear(
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n,
         WORDS=words,
+        STEP=min(tiles.step or words, words),
         OWN_SCALES=words == group,
-        FAST=torch.version.cuda is not None and not interpreted(),
+        FAST=fast,
         EVEN=outputs % tiles.block_n == 0,
         SPLIT=tiles.split,
         STAGES=tiles.stages,
+        ALIGN=16 if tiles.wide else 4,
+        DEPENDENT=dependent,
     )
     return out
 
@@ -165,9 +191,10 @@ def _scaled_linear(
     if tiles is None and not blocked and not interpreted() and (not integer or _int_mm_takes(rows, inputs, outputs)):
         return _by_torch(x, weight, x_scale, scale, bias, out_dtype)
     tiles = tiles or Tiles(128, 128, 128, 1, 3, 8)
+    dependent = tiles.dependent and can_depend(x.get_device())
     grid = (triton.cdiv(outputs, tiles.block_n), triton.cdiv(rows, tiles.block_m))
     parts, locks = _workspace(x, tiles, grid)
-    launch(
+    (launch_dependent if dependent else launch)(
         scaled_kernel,
         (*grid, tiles.split),
         ("out_ptr", "parts_ptr", "locks_ptr"),
@@ -184,6 +211,7 @@ def _scaled_linear(
         BLOCK_K=128 if blocked else tiles.block_k,
         SPLIT=tiles.split,
         STAGES=tiles.stages,
+        DEPENDENT=dependent,
     )
     return out
 
@@ -205,7 +233,8 @@ def _by_torch(
     else:
         a = x_scale.view(-1, 1).expand(rows, 1).contiguous()
         b = scale.view(1, -1).expand(1, outputs).contiguous()
-    return torch._scaled_mm(x, weight.t(), scale_a=a, scale_b=b, bias=bias, out_dtype=out_dtype)
+    fast = FAST_SUMS and rows > 64
+    return torch._scaled_mm(x, weight.t(), scale_a=a, scale_b=b, bias=bias, out_dtype=out_dtype, use_fast_accum=fast)
 
 
 def _define() -> None:

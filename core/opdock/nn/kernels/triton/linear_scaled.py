@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from opdock.nn.kernels.triton.linear_begin import begin
 from opdock.nn.kernels.triton.split import finish
 
 
@@ -35,6 +36,7 @@ def scaled_linear(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Compute BLOCK_N outputs of BLOCK_M rows, as out.T = weight @ x.T, over one part of the inputs.
 
@@ -54,6 +56,7 @@ def scaled_linear(
     inside = (n < outputs)[:, None]
     used = (m < rows)[None, :]
     scale_blocks = tl.cdiv(inputs, 128)
+    begin(w_ptrs + tl.minimum(first, blocks - 1) * BLOCK_K, DEPENDENT)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if INTEGER else tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
         if EVEN:

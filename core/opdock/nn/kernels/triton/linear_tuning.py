@@ -15,6 +15,10 @@ class Tiles(NamedTuple):
         split: programs that share the inputs of one place.
         stages: steps whose loads are in flight.
         num_warps: of a program.
+        step: words of a row that the 4-bit kernel takes at a time; 0: all whose codes lie side by side.
+        wide: whether the 4-bit kernel copies 16 bytes of weights at once, not 8.
+        dependent: whether the kernel is started before the one ahead of it on its stream has ended, where the GPU can.
+        row: whether it is the 4-bit kernel for one row; then block_k are its words of a row, in steps.
     """
 
     block_m: int
@@ -23,14 +27,40 @@ class Tiles(NamedTuple):
     split: int
     stages: int
     num_warps: int
+    step: int = 0
+    wide: bool = False
+    dependent: bool = False
+    row: bool = False
 
 
 MULTIPROCESSORS = 132
 """Of the GPU that the figures were measured on."""
 
 
-def int4_tiles(rows: int, outputs: int, inputs: int, words: int) -> Tiles:
-    """Return the tiles of a product with 4-bit weights, for any number of rows."""
+BEST_INT4: dict[tuple[bool, int], Tiles] = {}
+"""For groups of 128, by whether 64 outputs each give every multiprocessor a program, and the most rows."""
+
+BEST_SCALED: dict[tuple[bool, int], Tiles] = {}
+"""For products with scales of rows, likewise."""
+
+LONG = 2048
+"""Inputs from which these hold: rows shorter than that were not measured."""
+
+
+def int4_tiles(rows: int, outputs: int, inputs: int, words: int, *, own: bool = True) -> Tiles:
+    """Return the tiles of a product with 4-bit weights, for any number of rows.
+
+    Args:
+        rows: of x.
+        outputs: of the weight.
+        inputs: of both.
+        words: how far the codes of a word lie apart.
+        own: whether each code of a word has a group of its own.
+    """
+    if own and words == 128 and inputs >= LONG:
+        found = _best(BEST_INT4, rows, outputs)
+        if found is not None:
+            return found
     block_m = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
     places = -(-outputs // 64)
     split = 1 if places >= MULTIPROCESSORS else _split(places, inputs // (4 * words))
@@ -47,6 +77,10 @@ def scaled_tiles(rows: int, outputs: int, inputs: int, *, one_scale: bool) -> Ti
         inputs: of both.
         one_scale: whether x and the weight have one scale each, for which torch's product has a fast path.
     """
+    if not one_scale and inputs >= LONG:
+        found = _best(BEST_SCALED, rows, outputs)
+        if found is not None:
+            return found
     places = -(-outputs // 64)
     many = places >= MULTIPROCESSORS
     if rows > 64 or (one_scale and not many):
@@ -61,6 +95,13 @@ def scaled_tiles(rows: int, outputs: int, inputs: int, *, one_scale: bool) -> Ti
 
 INVARIANT_INT4, INVARIANT_SCALED = Tiles(16, 64, 0, 1, 2, 4), Tiles(16, 64, 128, 1, 4, 4)
 """The tiles for any number of rows where a row's bits must not depend on the rows beside it."""
+
+
+def _best(table: dict[tuple[bool, int], Tiles], rows: int, outputs: int) -> Tiles | None:
+    """Return the entry with the fewest rows that are enough."""
+    many = -(-outputs // 64) >= MULTIPROCESSORS
+    enough = [most for where, most in table if where == many and rows <= most]
+    return table[many, min(enough)] if enough else None
 
 
 def _split(places: int, steps: int) -> int:
