@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -23,6 +24,10 @@ SMOLLM2 = ModelConfig(
     num_heads=9, num_kv_heads=3, head_dim=64, rms_norm_eps=1e-5, max_position=3000, tie_word_embeddings=True,
 )  # fmt: skip
 """Two layers of its sizes, with fewer token ids."""
+NORMED = dataclasses.replace(
+    SMALL, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=32, mlp_bias=True, o_bias=True, qkv_bias=True
+)
+"""A norm of each head, which sees rows that lie apart; biases."""
 
 
 def random_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> Any:
@@ -63,7 +68,13 @@ def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
 
 @pytest.fixture(scope="session")
 def invariant() -> SimpleNamespace:
-    """The functions above, and the configurations ``small`` and ``smollm2``."""
+    """The functions and configurations above."""
     return SimpleNamespace(
-        small=SMALL, smollm2=SMOLLM2, model=random_model, prompts=prompts_of, logits=batch_logits, same=same
+        small=SMALL,
+        smollm2=SMOLLM2,
+        normed=NORMED,
+        model=random_model,
+        prompts=prompts_of,
+        logits=batch_logits,
+        same=same,
     )

@@ -36,7 +36,7 @@ def _config(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("config", ["small", "smollm2"])
+@pytest.mark.parametrize("config", ["small", "smollm2", "normed"])
 def test_logits_are_the_same_bits_alone_and_in_any_batch(invariant: Any, config: str, dtype: torch.dtype) -> None:
     """Of 2, 3 and 8 requests of mixed lengths; beside parts of prompts, with blocks of another size, and once more."""
     model, prompts = invariant.model(getattr(invariant, config), dtype), invariant.prompts(LENGTHS)
@@ -175,6 +175,22 @@ def test_a_provider_that_does_not_declare_it_is_refused_where_nothing_else_is_th
     inner = model.model.norm.inner = Layer()
     message = _refused(model)
     assert "IR op t_invariance_twice, provider native" in message and "layer model.norm.inner" in message
+
+
+def test_a_choice_that_depends_on_the_number_of_rows_is_refused(
+    invariant: Any, taken_back: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each provider keeps its promise, and the two have different bits."""
+    monkeypatch.setenv(env.VLLM_BATCH_INVARIANT, "1")
+    op = ir.registry["silu_and_mul"]
+
+    @op.register_impl("t_few", supports_args=lambda x: x.shape[0] < 100, batch_invariant=True)
+    def few(x: torch.Tensor) -> torch.Tensor:
+        return ir.native.silu_and_mul(x)  # type: ignore[no-any-return]
+
+    op.set_default(["t_few", "native"])
+    message = _refused(invariant.model(invariant.small, torch.float32))
+    assert "IR op silu_and_mul, provider t_few" in message and "native is chosen for 129" in message
 
 
 def test_a_packages_class_is_refused_unless_it_declares_it(invariant: Any) -> None:

@@ -48,7 +48,7 @@ def test_a_row_of_a_product_has_the_same_bits_among_any_number(dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", ["small", "smollm2"])
+@pytest.mark.parametrize("config", ["small", "smollm2", "normed"])
 def test_logits_are_the_same_bits_alone_in_any_batch_and_replayed(
     invariant: Any, config: str, dtype: torch.dtype
 ) -> None:

@@ -13,7 +13,6 @@ from opdock import ir
 from opdock.nn.attention.forward_context import set_forward_context
 from opdock.nn.attention.metadata import PADDING_SLOT, AttentionMetadata
 from opdock.nn.invariant import refuse, refuse_compiled
-from opdock.nn.moe.fused_moe import FusedMoE
 from opdock.registry import OpClass
 
 if TYPE_CHECKING:
@@ -25,6 +24,9 @@ LARGEST_PART: Final = 2048
 
 ROWS: Final = 3
 """Of the step that is looked at."""
+
+OTHER_ROWS: Final = (1, 129)
+"""Numbers of rows for which every IR op must choose the provider that it chooses there."""
 
 _EXACT = (
     "abs add add_ amax amin arange bitwise_and bitwise_or cat clamp clone contiguous copy_ detach div div_ embedding "
@@ -38,6 +40,8 @@ EXACT: Final = frozenset(_EXACT.split())
 
 OWN: Final = frozenset(("invariant_linear", "unified_attention_with_output", "unified_kv_cache_update"))
 """Ops of this package that keep the promise; attention's backend was chosen for it."""
+
+_EXPERTS: Final = "fused_moe"
 
 WITH_SWITCH: Final = frozenset(("int4_linear", "scaled_linear"))
 """Ops of this package whose last argument says whether they keep it."""
@@ -101,17 +105,22 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         op = self._ops.get(func)
         if op is not None:
-            bound = op.signature.bind(*args, **kwargs)
-            impl = op.dispatch(*op.apply_arg_defaults(bound.args))
-            if not impl.batch_invariant:
-                raise self._refuse(
-                    f"IR op {op.name}, provider {impl.provider}",
-                    "It does not declare batch_invariant.",
-                    f"let a provider of {op.name} that declares batch_invariant be chosen",
-                )
+            self._look_at(op, op.apply_arg_defaults(op.signature.bind(*args, **kwargs).args))
         elif not promises(func, args, kwargs):
             raise self._refuse(f"op {func}", "Nothing promises the order of its sums, or one kernel for all shapes.")
         return func(*args, **kwargs)
+
+    def _look_at(self, op: ir.IrOp, args: Sequence[Any]) -> None:
+        """Refuse a provider that does not declare it, and a choice that depends on the number of rows."""
+        impl = op.dispatch(*args)
+        who, remedy = f"IR op {op.name}, provider {impl.provider}", f"let one provider of {op.name} that declares it be"
+        if not impl.batch_invariant:
+            raise self._refuse(who, "It does not declare batch_invariant.", f"{remedy} chosen")
+        for rows in OTHER_ROWS:
+            other = op.dispatch(*(_with_rows(a, rows) for a in args))
+            if other is not impl:
+                why = f"It takes {ROWS} rows, and {other.provider} is chosen for {rows}."
+                raise self._refuse(who, why, f"{remedy} the only one of its priority")
 
     def _refuse(self, op: str, why: str, remedy: str = "") -> Exception:
         return refuse([f"layer {(self._layers or [''])[-1] or 'the model itself'}", op], why, remedy)
@@ -129,6 +138,14 @@ def promises(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return name in EXACT or func.is_view
 
 
+def _with_rows(argument: Any, rows: int) -> Any:
+    """Return memory like that of an argument with a row for each token, for another number of tokens."""
+    if not isinstance(argument, torch.Tensor) or not argument.dim() or argument.shape[0] != ROWS:
+        return argument
+    shape = (rows, *argument.shape[1:])
+    return torch.empty_strided(shape, argument.stride(), dtype=argument.dtype, device=argument.device)
+
+
 def _overloads(op: ir.IrOp) -> Iterator[object]:
     yield op.torch_ops.default
     if op.torch_ops.maybe_inplace is not None:
@@ -137,7 +154,7 @@ def _overloads(op: ir.IrOp) -> Iterator[object]:
 
 def _check_layer(name: str, module: torch.nn.Module) -> None:
     """Refuse experts, and classes of packages that do not declare it: what they launch need not be an op of torch."""
-    if isinstance(module, FusedMoE):
+    if isinstance(module, OpClass) and getattr(module, "name", "") == _EXPERTS:
         raise refuse(
             [f"layer {name}", "op moe_experts"],
             "Its router's scores are taken by one kernel over all rows, which promises no order for a row.",
