@@ -30,7 +30,8 @@ OPDOCK_PROBE_TIMEOUT = "OPDOCK_PROBE_TIMEOUT"
 """Seconds that one plugin may take when it is examined in a child process. Default ``20``."""
 
 VLLM_BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
-"""``1``: only providers that declare ``batch_invariant`` are chosen. Default ``0``."""
+"""``1``: only what declares ``batch_invariant`` is chosen, so that a request has the same bits in any batch; what runs
+all the same and cannot promise that is an error. Default ``0``."""
 
 VLLM_DISABLED_KERNELS = "VLLM_DISABLED_KERNELS"
 """Classes of linear kernels that are not chosen, separated by commas; blanks around a name do not count."""

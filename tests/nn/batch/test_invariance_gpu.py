@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import opdock
 from opdock import context, env
 from opdock.nn.batch.capture import why_no_graphs
 from opdock.nn.layers.matmul_invariant import invariant_linear
+from opdock.nn.loading import load_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,3 +77,14 @@ def test_prompts_in_equal_parts_have_the_same_bits(invariant: Any, dtype: torch.
     alone = [invariant.logits(model, [p], **options)[0] for p in prompts]
     assert invariant.same(invariant.logits(model, prompts, **options), alone)
     assert invariant.same(invariant.logits(model, prompts, graphs=True, **options), alone)
+
+
+def test_quantised_layers_of_fixed_tiles_keep_the_promise(
+    invariant: Any, checkpoints: Callable[[str], tuple[Path, Any]]
+) -> None:
+    """8-bit products by the Triton kernel, whatever torch's would be faster for."""
+    model = load_model(checkpoints("llama")[0], dtype=torch.bfloat16, quantization="fp8").model
+    prompts = invariant.prompts((7, 1, 90, 300))
+    alone = [invariant.logits(model, [p], max_len=400)[0] for p in prompts]
+    assert invariant.same(invariant.logits(model, prompts, max_len=400), alone)
+    assert invariant.same(invariant.logits(model, prompts, max_len=400, graphs=True), alone)
