@@ -107,4 +107,5 @@ FAKES: dict[str, Callable[..., Any]] = {
 }
 
 for _name, _fake in FAKES.items():
-    register_fake(f"opdock_cuda::{_name}", _fake)
+    if hasattr(torch.ops.opdock_cuda, _name):  # a file of an older build has not all
+        register_fake(f"opdock_cuda::{_name}", _fake)

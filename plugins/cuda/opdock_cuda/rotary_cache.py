@@ -4,6 +4,8 @@
 # mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -77,12 +79,19 @@ def _refuse_scale(name: str, scale: Tensor, device: int) -> str:
     return "" if fits else f"{name} is not one float32 on the device of key"
 
 
-def register(supported: object, *, batch_invariant: bool) -> None:
+def register(supported: Callable[[], bool | str], *, batch_invariant: bool) -> None:
     """Register the provider; the parameters are those of ``register_impl``."""
-    register_impl = op.register_impl(
-        "cuda", supported=supported, supports_args=takes, inplace=True, batch_invariant=batch_invariant
+
+    def has_kernel() -> bool | str:
+        said = supported()
+        if said is not True or hasattr(torch.ops.opdock_cuda, "rotary_and_cache_"):
+            return said
+        return "the compiled kernels are of an older build"
+
+    decorate = op.register_impl(
+        "cuda", supported=has_kernel, supports_args=takes, inplace=True, batch_invariant=batch_invariant
     )
-    register_impl(rotary_and_cache)
+    decorate(rotary_and_cache)
 
 
 def rotary_and_cache(
