@@ -15,15 +15,15 @@ from opdock.errors import CheckpointError, OpdockError, UnsupportedError
 from opdock.nn.layers.linear import LinearBase
 from opdock.nn.models.checkpoint import Target
 from opdock.nn.quantization.config import QuantizationConfig
-from opdock.nn.quantization.method import resolve_linear_method
+from opdock.nn.quantization.method import UnquantizedLinearMethod, resolve_linear_method
 from opdock.nn.quantization.parameters import Parts
 from opdock.nn.quantization.registry import get_quantization_config, quantization_methods
 
 PACKED_MODULES = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 """The fused layers of the decoders, and their parts in checkpoints."""
 
-LINEAR = (*PACKED_MODULES, "o_proj", "down_proj")
-"""The names of the decoders' linear layers."""
+LINEAR = (*PACKED_MODULES, "o_proj", "down_proj", "q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
+"""The names of the decoders' linear layers; the last four are those of latent attention."""
 
 _PACKED = ("weight_packed",)
 _SAYS_NOTHING = ("weight_shape", "weight_zero_point", "input_zero_point")
@@ -140,13 +140,53 @@ def quantised_plan(
     made: dict[str, Target] = {}
     for name, target in plan.items():
         fused, _, last = target.param.rpartition(".")
-        if last != "weight" or fused.rpartition(".")[2] not in LINEAR or len(target.shape) != 2 or "experts" in fused:
+        module = name.rpartition(".")[0]
+        if isinstance(target.shard, tuple):
+            made |= _of_expert(name, target, plan, config)
+            continue
+        if fused.endswith(".kv_b_proj"):
+            _require_plain(config, module)
+        if last != "weight" or fused.rpartition(".")[2] not in LINEAR or len(target.shape) != 2:
             made[name] = target
             continue
-        module = name.rpartition(".")[0]
         for parameter, shape in _parameters(config, module, *target.shape, dtype).items():
             made[f"{module}.{parameter}"] = Target(f"{fused}.{parameter}", shape, target.shard)
     return made
+
+
+def _require_plain(config: QuantizationConfig, name: str) -> None:
+    """Raise UnsupportedError if a checkpoint holds a matrix quantised that its layer takes only as it is."""
+    method = resolve_linear_method(config, _probe(), name)
+    if not isinstance(method, UnquantizedLinearMethod) and not getattr(method, "online", False):
+        raise UnsupportedError(
+            f"Latent attention takes {name.rpartition('.')[2]} only as it is, and it is quantised.",
+            who=f"layer {name}",
+            why="A step of one token multiplies by parts of it.",
+            remedy="use a checkpoint whose configuration leaves it out, or the unquantised one.",
+        )
+
+
+def _probe() -> Any:
+    """Return no layer, which nothing replaces and which counts nowhere, to ask a configuration with."""
+    probe: Any = nn.Module.__new__(LinearBase)
+    nn.Module.__init__(probe)
+    return probe
+
+
+def _of_expert(name: str, target: Target, plan: Mapping[str, Target], config: QuantizationConfig) -> dict[str, Target]:
+    """Return what a checkpoint holds of a matrix of an expert: its numbers, and scales if it is quantised."""
+    from opdock.nn.moe.quantised import experts_parameters
+
+    module, layer = name.rpartition(".")[0], target.param.rpartition(".")[0]
+    expert = module.rpartition(".")[0]
+    together = [f"{expert}.{m}" for m in _EXPERT if f"{expert}.{m}.weight" in plan]
+    beside = experts_parameters(config, layer, module, target.shape[0], together if expert.endswith(".0") else ())
+    found = {f"{module}.{n}": Target(f"{target.param}_scale", shape, target.shard) for n, shape in beside.items()}
+    return {name: target, **found}
+
+
+_EXPERT = ("gate_proj", "up_proj", "down_proj", "w1", "w3", "w2")
+"""The names of an expert's matrices in checkpoints."""
 
 
 def relevant_shapes(shapes: Mapping[str, tuple[int, ...]], plan: Mapping[str, Target]) -> dict[str, tuple[int, ...]]:
@@ -169,8 +209,7 @@ def _parameters(
     config: QuantizationConfig, prefix: str, outputs: int, inputs: int, dtype: torch.dtype
 ) -> dict[str, tuple[int, ...]]:
     """Return the parameters, and the shapes in a checkpoint, of one matrix."""
-    probe: Any = nn.Module.__new__(LinearBase)  # no layer: nothing replaces it, and it counts nowhere
-    nn.Module.__init__(probe)
+    probe = _probe()
     with torch.device("meta"):
         method = resolve_linear_method(config, probe, prefix)
         method.create_weights(probe, inputs, [outputs], inputs, outputs, dtype, weight_loader=lambda *_: None)

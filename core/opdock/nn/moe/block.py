@@ -55,4 +55,5 @@ def build_mixture(config: ModelConfig, prefix: str) -> FusedMoE:
         shared_experts=shared,
         shared_expert_gate=gate,
         quant_config=config.quant_config,
+        checkpoint_names=[f"{prefix.rpartition('.')[0]}.{mixture.block}.experts.0.{n}" for n in mixture.names[:3]],
     )

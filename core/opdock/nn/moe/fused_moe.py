@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from opdock.nn.layers.linear import copy_checked
 from opdock.nn.moe import backends as _in_tree  # noqa: F401 - registers them
 from opdock.nn.moe.backend import MoEProblem, moe_backends
 from opdock.nn.moe.op import Facts, moe_experts, number_of
-from opdock.nn.moe.quantised import STORED, experts_method
+from opdock.nn.moe.quantised import STORED, StoredFp8Experts, experts_method
 from opdock.nn.moe.routing import Routing
 from opdock.nn.moe.selector import Selection, select
 from opdock.registry import PluggableLayer
@@ -57,6 +58,8 @@ class FusedMoE(PluggableLayer):
         weight_dtype: of the stored matrices; an 8-bit float adds w13_weight_scale (local experts, 2 *
             intermediate_size) and w2_weight_scale (local experts, hidden_size), float32. None: params_dtype.
         quant_config: how the checkpoint's layers are quantised, or are to be after loading; None: not at all.
+        checkpoint_names: paths in the checkpoint of one expert's matrices, which ``quant_config`` is asked about; none:
+            those of ``prefix`` with the usual names.
         moe_backend: name of the backend, or ``auto``; None takes the configuration's.
         prefix: the layer's path in its model.
 
@@ -89,6 +92,7 @@ class FusedMoE(PluggableLayer):
         ep_rank: int = 0,
         weight_dtype: torch.dtype | None = None,
         quant_config: QuantizationConfig | None = None,
+        checkpoint_names: Sequence[str] = (),
         moe_backend: str | None = None,
     ) -> None:
         """Check the numbers, allocate the matrices uninitialised, and choose the backend."""
@@ -112,8 +116,10 @@ class FusedMoE(PluggableLayer):
         self.first, local = share_of(num_experts, ep_size, ep_rank, prefix)
         self.ep_size, self.ep_rank, self.local_experts = ep_size, ep_rank, local
         dtype = params_dtype or torch.get_default_dtype()
-        self.quant_method = experts_method(quant_config, prefix)
+        self.quant_method = experts_method(quant_config, prefix, checkpoint_names)
         self.make_parameters(weight_dtype or dtype, scaled=weight_dtype not in (None, dtype))
+        if isinstance(self.quant_method, StoredFp8Experts):
+            self.quant_method.create_weights(self)
         bias = _parameter((num_experts,), torch.float32) if correction_bias else None
         self.register_parameter("e_score_correction_bias", bias)
         table = None
@@ -236,6 +242,10 @@ class FusedMoE(PluggableLayer):
         if kind != "w2":
             half = self.intermediate_size
             target = target.narrow(0, half if kind == "w3" else 0, half)
+        if target.dim() == 1:  # scales of rows: one for each, or one for all
+            loaded_weight = loaded_weight.reshape(-1)
+            if loaded_weight.numel() == 1:
+                loaded_weight = loaded_weight.expand(target.shape)
         copy_checked(target, loaded_weight, f"{self.prefix} expert {expert} {kind}")
 
     def extra_repr(self) -> str:
