@@ -149,6 +149,14 @@ def judge(size: str, found: Found, *, few: bool) -> list[Row]:
     return lines
 
 
+def early() -> bool:
+    """Return whether any of our products here is started before the kernel ahead has ended."""
+    sizes = [(tokens, outputs, inputs) for inputs, outputs in SHAPES for tokens in TOKENS]
+    tiles = [int4_tiles(*size, GROUP) for size in sizes if size[0] in FEW]
+    tiles += [found for size in sizes if (found := scaled_tiles(*size, one_scale=False)) is not None]
+    return any(one.dependent for one in tiles)
+
+
 def programs_of(tiles: Tiles | None, tokens: int, outputs: int) -> int | None:
     """Return how many programs a product starts; None for torch's."""
     if tiles is None:
@@ -249,6 +257,7 @@ def main() -> int:
         f"{torch.cuda.get_device_name()}; calls in one CUDA graph over rotated weights of more than "
         f"{ROTATED_BYTES / 1e6:.0f} MB, the better of two captures; fp8 is e4m3; int4 in groups of {GROUP}; "
         "x is quantised beforehand."
+        + (" Ours may begin before the kernel ahead of it has ended, and then waits for it." if early() else "")
     )
     result = Result("linear", conditions, ["torch", "triton", "opdock"], rows, raw)
     print(result.conditions + "\n\n" + result.table() + "\n\n" + shortfall.told(words, notes))

@@ -150,7 +150,8 @@ def int4_linear(
     SHIFTED: tl.constexpr = shifts_ptr is not None
     each_group = 1 if OWN_SCALES else group // (4 * WORDS)  # chunks of one group
     start = tl.minimum(first, steps - 1)
-    begin(w_ptrs + start * STEP, DEPENDENT)
+    line = (start * STEP + 64 * tl.arange(0, (STEP + 63) // 64))[None, :]
+    begin(w_ptr + n[:, None].to(tl.int64) * (inputs // 4) + line, DEPENDENT)
     # Scales are loaded one step ahead: a load that a product waits for would take longer than the product.
     g = start // IN_CHUNK * 4 if OWN_SCALES else start // IN_CHUNK // each_group
     s0, h0 = _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN)

@@ -122,7 +122,8 @@ def int4_row(
     chunks = inputs // (4 * WORDS)
     stride = tl.multiple_of(inputs // 4, 16)  # 64 inputs at least share their words
     w_ptrs = w_ptr + n[:, None].to(tl.int64) * stride + tl.arange(0, CHUNKS * WORDS)[None, :]
-    begin(w_ptr + n.to(tl.int64) * stride, DEPENDENT)
+    line = 64 * tl.arange(0, (CHUNKS * WORDS + 63) // 64)[None, :]
+    begin(w_ptr + n[:, None].to(tl.int64) * stride + line, DEPENDENT)
     # Written out, and begun with a sum: what a loop carries would have another layout, and go through memory.
     acc = _step(x_ptr, w_ptrs, scales_ptr, shifts_ptr, n, chunks, outputs, 0, CHUNKS, WORDS, FAST)
     for step in tl.static_range(1, STEPS):

@@ -21,7 +21,8 @@ CAN_WAIT = gdc_wait is not None
 def begin(w_ptrs, DEPENDENT: tl.constexpr):
     """Wait for the kernel ahead, and let the next one begin.
 
-    Before, the lines that ``w_ptrs`` point to are asked for: nothing is read, so it does not matter who writes them.
+    Before, the lines of 128 bytes that ``w_ptrs`` point to are asked for: nothing is read, so it does not matter who
+    writes them, nor whether they are the tensor's.
     Everything else of a kernel stands behind this. DEPENDENT: launched so (NVIDIA, from capability 9.0 on).
     """
     if DEPENDENT:

@@ -56,7 +56,8 @@ def scaled_linear(
     inside = (n < outputs)[:, None]
     used = (m < rows)[None, :]
     scale_blocks = tl.cdiv(inputs, 128)
-    begin(w_ptrs + tl.minimum(first, blocks - 1) * BLOCK_K, DEPENDENT)
+    line = (tl.minimum(first, blocks - 1) * BLOCK_K + 128 * tl.arange(0, (BLOCK_K + 127) // 128))[None, :]
+    begin(w_ptr + n[:, None].to(tl.int64) * inputs + line, DEPENDENT)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if INTEGER else tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
         if EVEN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 
@@ -40,8 +41,8 @@ MULTIPROCESSORS = 132
 BEST_INT4: dict[tuple[bool, int], Tiles] = {}
 """For groups of 128, by whether 64 outputs each give every multiprocessor a program, and the most rows."""
 
-BEST_SCALED: dict[tuple[bool, int], Tiles] = {}
-"""For products with scales of rows, likewise."""
+BEST_SCALED: dict[tuple[bool, int], Tiles | None] = {}
+"""For products with scales of rows, likewise; None: torch's product."""
 
 LONG = 2048
 """Inputs from which these hold: rows shorter than that were not measured."""
@@ -58,9 +59,9 @@ def int4_tiles(rows: int, outputs: int, inputs: int, words: int, *, own: bool = 
         own: whether each code of a word has a group of its own.
     """
     if own and words == 128 and inputs >= LONG:
-        found = _best(BEST_INT4, rows, outputs)
-        if found is not None:
-            return found
+        most = _most(BEST_INT4, rows, outputs)
+        if most is not None:
+            return BEST_INT4[most]
     block_m = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
     places = -(-outputs // 64)
     split = 1 if places >= MULTIPROCESSORS else _split(places, inputs // (4 * words))
@@ -78,9 +79,9 @@ def scaled_tiles(rows: int, outputs: int, inputs: int, *, one_scale: bool) -> Ti
         one_scale: whether x and the weight have one scale each, for which torch's product has a fast path.
     """
     if not one_scale and inputs >= LONG:
-        found = _best(BEST_SCALED, rows, outputs)
-        if found is not None:
-            return found
+        most = _most(BEST_SCALED, rows, outputs)
+        if most is not None:
+            return BEST_SCALED[most]
     places = -(-outputs // 64)
     many = places >= MULTIPROCESSORS
     if rows > 64 or (one_scale and not many):
@@ -97,11 +98,10 @@ INVARIANT_INT4, INVARIANT_SCALED = Tiles(16, 64, 0, 1, 2, 4), Tiles(16, 64, 128,
 """The tiles for any number of rows where a row's bits must not depend on the rows beside it."""
 
 
-def _best(table: dict[tuple[bool, int], Tiles], rows: int, outputs: int) -> Tiles | None:
-    """Return the entry with the fewest rows that are enough."""
+def _most(table: Collection[tuple[bool, int]], rows: int, outputs: int) -> tuple[bool, int] | None:
+    """Return the key with the fewest rows that are enough."""
     many = -(-outputs // 64) >= MULTIPROCESSORS
-    enough = [most for where, most in table if where == many and rows <= most]
-    return table[many, min(enough)] if enough else None
+    return min((key for key in table if key[0] == many and rows <= key[1]), default=None)
 
 
 def _split(places: int, steps: int) -> int:
