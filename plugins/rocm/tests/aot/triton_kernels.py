@@ -23,6 +23,10 @@ FP8 = {"gfx90a": torch.float8_e4m3fn, "gfx942": torch.float8_e4m3fnuz, "gfx950":
 """The 8-bit float that each computes with, or would."""
 CACHE = {"gfx942": "*fp8e4b8", "gfx950": "*fp8e4nv"}
 """The same, as Triton calls it, where attention reads it from a cache."""
+CACHES = ("key_ptr", "value_ptr")
+"""Parameters of attention, which may be tensors of more than 2 GiB."""
+_NEAR = ["tt.pointer_range", 32]
+"""What Triton adds on AMD for tensors of less: the kernel then loads by instructions for buffers."""
 HERE = "opdock.nn.kernels.triton"
 HIDDEN = 4096
 
@@ -65,7 +69,10 @@ class Build:
 
 @dataclass(frozen=True)
 class Made:
-    """What was made of one: registers of a thread, ``lds`` and ``code`` in bytes, counts of instructions."""
+    """What was made of one: registers of a thread, ``lds`` and ``code`` in bytes, counts of instructions.
+
+    ``spills`` are vector registers that went to memory; ``kept`` are scalar ones, which went to lanes of vector ones.
+    """
 
     target: str
     name: str
@@ -74,6 +81,7 @@ class Made:
     lds: int
     code: int
     spills: int
+    kept: int
     scratch: int
     wide_loads: int
     wide_stores: int
@@ -180,7 +188,7 @@ def attention(*, single: bool, head: int = 128, dtype: str = "bf16", quantised: 
     return Build(
         name, f"{HERE}.attention", "attend_paged", types, constants, 0,
         any_number=("requests", "rows", "splits"), matrix=True, warps=tuning.warps, stages=tuning.stages,
-        cache=("key_ptr", "value_ptr") * quantised,
+        cache=CACHES * quantised,
     )  # fmt: skip
 
 
@@ -203,13 +211,13 @@ def compile_for(build: Build, target: str) -> Any:
     elif "LIMIT" in kernel.arg_names:
         constants |= fp8.NO_FP8
     constants |= {name: None for name in kernel.arg_names if name not in types and name not in constants}
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
+    known = {
+        (i,): [["tt.divisibility", 16], *([_NEAR] if types[name].startswith("*") and name not in CACHES else [])]
         for i, name in enumerate(kernel.arg_names)
         if types.get(name, "fp32") != "fp32" and name not in build.any_number
     }
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=known)
     options = {"num_warps": build.warps or warps_for(build.elements, WAVE)}
     if build.stages:
         options["num_stages"] = build.stages
@@ -233,7 +241,8 @@ def read(build: Build, target: str, code: str, lds: int) -> Made:
         sgprs=number("sgpr_count"),
         lds=lds,
         code=int(length[1]) if length else 0,
-        spills=number("vgpr_spill_count") + number("sgpr_spill_count"),
+        spills=number("vgpr_spill_count"),
+        kept=number("sgpr_spill_count"),
         scratch=number("private_segment_fixed_size"),
         wide_loads=len(re.findall(r"\b(?:global|buffer)_load_dwordx4\b", code)),
         wide_stores=len(re.findall(r"\b(?:global|buffer)_store_dwordx[24]\b", code)),
@@ -291,7 +300,10 @@ def main(folder: Path) -> int:
     (folder / "triton.md").write_text(text, encoding="utf-8")
     (folder / "triton.json").write_text(json.dumps([asdict(made) for made in found], indent=1), encoding="utf-8")
     print(text)
-    print(f"{len(found)} kernels, {len(wrong)} wrong", *wrong, sep="\n")
+    kept = [
+        f"{made.target}, {made.name}: {made.kept} scalar registers lie in vector ones" for made in found if made.kept
+    ]
+    print(*kept, f"{len(found)} kernels, {len(wrong)} wrong", *wrong, sep="\n")
     return bool(wrong)
 
 
