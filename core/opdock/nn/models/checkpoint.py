@@ -77,7 +77,17 @@ def ignorable(name: str, config: ModelConfig) -> bool:
     tied = name == "lm_head.weight" and config.tie_word_embeddings
     # DeepSeek-V3 stores layers behind the last one, which predict further tokens
     further = config.latent is not None and name.startswith(f"model.layers.{config.num_layers}.")
-    return tied or further or name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
+    scale = cache_scale(name, config) is not None
+    return tied or further or scale or name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
+
+
+def cache_scale(name: str, config: ModelConfig) -> Target | None:
+    """Return where a scale of an 8-bit KV cache goes, None for any other tensor; checkpoints need not have them."""
+    mapper = {} if config.quant_config is None else config.quant_config.get_cache_scale_mapper()
+    for stored, held in mapper.items():
+        if name.endswith(stored):
+            return Target(name.removesuffix(stored) + held, ())
+    return None
 
 
 def check_header(
@@ -126,11 +136,15 @@ def load_weights(
         progress: called with (numbers copied, numbers in all) after each tensor.
     """
     params = dict(model.named_parameters(remove_duplicate=False))
+    scales = dict(model.named_buffers())
     total = sum(_numel(target.shape) for target in plan.values())
     done = 0
     for name, tensor in checkpoint.read():
         target = plan.get(name)
         if target is None:
+            scale = cache_scale(name, checkpoint.config)
+            if scale is not None:
+                _set_scale(scales.get(scale.param), tensor, name, checkpoint.source)
             continue
         if target.param not in params:
             raise CheckpointError(
@@ -142,6 +156,19 @@ def load_weights(
         done += _numel(target.shape)
         if progress is not None:
             progress(done, total)
+
+
+def _set_scale(scale: torch.Tensor | None, tensor: torch.Tensor, name: str, source: str) -> None:
+    """Copy a scale of a cache; the attention that does not have it has no 8-bit cache either."""
+    if tensor.numel() != 1 or not 0 < float(tensor) < float("inf"):
+        raise CheckpointError(
+            f"The scale {name!r} is no positive number.",
+            who=source,
+            why="A cache has one scale for the keys of a layer, and one for the values.",
+            remedy="use a checkpoint without scales of the cache, and calculate_kv_scales of the layers.",
+        )
+    if scale is not None:
+        copy_checked(scale, tensor, name)
 
 
 def _copy(model: nn.Module, param: nn.Parameter, target: Target, tensor: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from opdock.nn.quantization.config import QuantizationConfig
@@ -42,6 +43,14 @@ class LinearConfig(QuantizationConfig):
     def get_config_filenames() -> list[str]:
         """Return none: it stands in config.json."""
         return []
+
+    def get_cache_scale_mapper(self) -> Mapping[str, str]:
+        """Return where tools write the two scales of a layer's 8-bit cache, and where the attention layer has them."""
+        return {
+            f".self_attn.{stored}": f".self_attn.attn.{which}_scale"
+            for which in ("k", "v")
+            for stored in (f"{which}_scale", f"{which}_proj.{which}_scale", f"{which}_proj.output_scale")
+        }
 
     def linear_method(self, prefix: str) -> LinearMethodBase:
         """Return the method of a layer that is not ignored."""

@@ -67,7 +67,7 @@ class QuantizationConfig(ABC):
         return None
 
     def get_cache_scale_mapper(self) -> Mapping[str, str]:
-        """Return names of KV-cache scales in checkpoints to names in the model."""
+        """Return ends of names of KV-cache scales in checkpoints to ends of names of the model's buffers."""
         return {}
 
     def get_checkpoint_weight_mapper(self) -> Mapping[str, str]:
