@@ -193,6 +193,32 @@ def test_a_choice_that_depends_on_the_number_of_rows_is_refused(
     assert "IR op silu_and_mul, provider t_few" in message and "native is chosen for 129" in message
 
 
+@pytest.mark.parametrize("wrong", ["number", "place"])
+def test_a_provider_that_declares_it_wrongly_is_found(
+    invariant: Any, taken_back: None, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """Another order for many rows, or for the last ones; the same provider without that is taken."""
+    monkeypatch.setenv(env.VLLM_BATCH_INVARIANT, "1")
+    op, off = ir.registry["silu_and_mul"], True
+
+    @op.register_impl("t_wrong", batch_invariant=True)
+    def run(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.double().chunk(2, -1)
+        out = (gate / (1 + torch.exp(-gate)) * up).float()
+        if off and x.shape[0] > 8:
+            rows = out if wrong == "number" else out[8:]
+            rows.copy_(torch.nextafter(rows, torch.tensor(1e9)))
+        return out.to(x.dtype)
+
+    op.set_default(["t_wrong", "native"])
+    model = invariant.model(invariant.small, torch.float32)
+    message = _refused(model)
+    assert "IR op silu_and_mul, provider t_wrong" in message and "layer model.layers.0.mlp.act_fn" in message
+    assert "declares batch_invariant, and a row among" in message
+    off = False
+    Batch(model, max_len=64).close()
+
+
 def test_a_packages_class_is_refused_unless_it_declares_it(invariant: Any) -> None:
     """What its code launches need not be an op of torch."""
     from opdock.nn.layers import RMSNorm
@@ -293,6 +319,16 @@ def test_which_ops_of_torch_promise_it(name: str, kept: bool) -> None:
     for part in name.split("."):
         found = getattr(found, part)
     assert promises(found, (), {}) is kept
+
+
+def test_products_of_this_package_say_by_an_argument_whether_they_keep_it() -> None:
+    """Wherever it stands among the others."""
+    pytest.importorskip("triton", reason="needs Triton, with which they are defined")
+    import opdock.nn.kernels.triton.linear_calls  # noqa: F401 - defines them
+
+    names = [a.name for a in torch.ops.opdock.scaled_linear.default._schema.arguments]
+    for on in (True, False):
+        assert promises(torch.ops.opdock.scaled_linear.default, [n == "invariant" and on for n in names], {}) is on
 
 
 def test_a_scaled_sum_does_not_promise_it() -> None:

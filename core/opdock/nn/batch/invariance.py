@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -44,7 +44,7 @@ OWN: Final = frozenset(("invariant_linear", "unified_attention_with_output", "un
 _EXPERTS: Final = "fused_moe"
 
 WITH_SWITCH: Final = frozenset(("int4_linear", "scaled_linear"))
-"""Ops of this package whose last argument says whether they keep it."""
+"""Ops of this package whose argument ``invariant`` says whether they keep it."""
 
 
 def require(model: CausalDecoder, cache: PagedKVCache) -> None:
@@ -121,6 +121,11 @@ class Watch(TorchDispatchMode):
             if other is not impl:
                 why = f"It takes {ROWS} rows, and {other.provider} is chosen for {rows}."
                 raise self._refuse(who, why, f"{remedy} the only one of its priority")
+        if not impl.is_native and not _same_alone(impl.func_impl_fn, args):
+            why = (
+                f"It declares batch_invariant, and a row among {OTHER_ROWS[-1]} of its kind has other bits than alone."
+            )
+            raise self._refuse(who, why, f"drop it from the priority: -{impl.provider}")
 
     def _refuse(self, op: str, why: str, remedy: str = "") -> Exception:
         return refuse([f"layer {(self._layers or [''])[-1] or 'the model itself'}", op], why, remedy)
@@ -130,7 +135,10 @@ def promises(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Return whether a torch op, with these arguments, has rows that do not depend on each other."""
     space, name = func.namespace, func._schema.name.partition("::")[2]
     if space == "opdock":
-        return name in OWN or (name in WITH_SWITCH and bool(args[-1]))
+        if name not in WITH_SWITCH:
+            return name in OWN
+        names = [argument.name for argument in func._schema.arguments]
+        return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("invariant"))
     if space not in ("aten", "prims"):
         return False
     if kwargs.get("alpha", 1) != 1:  # a product and a sum, which some kernels round once
@@ -144,6 +152,23 @@ def _with_rows(argument: Any, rows: int) -> Any:
         return argument
     shape = (rows, *argument.shape[1:])
     return torch.empty_strided(shape, argument.stride(), dtype=argument.dtype, device=argument.device)
+
+
+def _same_alone(run: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Return whether the first row of the arguments has the same bits alone and among many like it, at any place."""
+
+    def among(rows: int) -> list[torch.Tensor]:
+        copies = [
+            a[:1].expand(rows, *a.shape[1:]).clone(memory_format=torch.contiguous_format)
+            if _with_rows(a, 1) is not a
+            else a
+            for a in args
+        ]
+        made = run(*copies)
+        return [m.view(torch.uint8) for m in (made if isinstance(made, tuple) else (made,))]
+
+    alone, many = among(1), among(OTHER_ROWS[-1])
+    return all(torch.equal(m, a.expand_as(m)) for m, a in zip(many, alone, strict=True))
 
 
 def _overloads(op: ir.IrOp) -> Iterator[object]:
