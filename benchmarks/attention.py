@@ -1,6 +1,6 @@
 """Time attention over a paged cache on a GPU, beside torch's own over contiguous keys and values, in one run.
 
-    python benchmarks/attention.py [--quick] [--decode] [--prefill] [--out FOLDER]
+    python benchmarks/attention.py [--quick] [--decode] [--prefill] [--seconds N] [--out FOLDER]
 
 Decode: one token for each request, 32 query heads, 8 key heads of 128, bfloat16, blocks of 16 in random order. Prefill:
 one prompt, with and without a prefix that lies in the cache. Each line: microseconds of ours, of SDPA by FlashAttention
@@ -247,6 +247,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer sizes and replays")
     parser.add_argument("--decode", action="store_true", help="decode alone")
     parser.add_argument("--prefill", action="store_true", help="prefill alone")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after so many no further size is begun")
     parser.add_argument("--out", type=Path, help="folder for attention.json and attention.txt")
     given = parser.parse_args()
     torch.manual_seed(0)
@@ -257,59 +258,76 @@ def main() -> int:
         return run(given)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Measure, print and write what was asked for."""
-    ours, rows, raw, wrong = Ours("cuda"), list[Row](), dict[str, float](), list[str]()
-    reasons, notes, began = dict[str, str](), list[str](), time.perf_counter()
-    print(f"{'what':34} {'ours':>9} {'flash':>9} {'cudnn':>9} {'ratio':>6} {'TB/s':>5} {'TFLOP/s':>7} {'error':>8}")
+class Table:
+    """What has been measured: rows, times, why limits are missed, what is wrong and what was left out."""
 
-    def tell(label: str, found: dict[str, float], error: float, amount: str, rate: float) -> float:
+    def __init__(self, seconds: float) -> None:
+        """Begin; after so many seconds no further size is taken."""
+        self.seconds, self.began = seconds, time.perf_counter()
+        self.rows, self.raw, self.reasons = list[Row](), dict[str, float](), dict[str, str]()
+        self.wrong, self.notes = list[str](), list[str]()
+
+    def left_out(self, label: str, size: float = 0.0) -> bool:
+        """Return whether a size is not measured, and note why: no time, or no memory for its bytes."""
+        if time.perf_counter() - self.began > self.seconds:
+            self.notes.append(f"Left out for lack of time: {label}.")
+        elif free_memory() < 1.2 * size:
+            self.notes.append(f"Left out: {label}, whose {size / 1e9:.0f} GB do not fit.")
+        else:
+            return False
+        return True
+
+    def tell(self, label: str, found: dict[str, float], error: float, amount: str, rate: float) -> float:
+        """Print the times of a size and keep them; returns the ratio."""
         ratio = best_of(found) / found["ours"]
         cells = " ".join(f"{found[n]:9.2f}" if n in found else f"{'-':>9}" for n in ("ours", *PEERS))
         shown = f"{rate:5.2f} {'-':>7}" if amount == "TB/s" else f"{'-':>5} {rate:7.0f}"
         print(f"{label:34} {cells} {ratio:6.3f} {shown} {error:8.4f}", flush=True)
-        raw.update({f"{label}, {n}": t for n, t in found.items()})
+        self.raw.update({f"{label}, {n}": t for n, t in found.items()})
         if not error < TOLERANCE:
-            wrong.append(f"{label}: largest error {error:.3g}")
+            self.wrong.append(f"{label}: largest error {error:.3g}")
         return ratio
 
-    def add(row: Row, facts: Callable[[], Facts]) -> None:
-        rows.append(row)
+    def add(self, row: Row, facts: Callable[[], Facts]) -> None:
+        """Keep a row; if it misses its limit, measure why."""
+        self.rows.append(row)
         if row[3] is not None and row[1] < row[3]:
-            measured = facts()
-            reasons[row[0]] = shortfall.why(measured)
-            raw.update({f"{row[0]}, {name}": t for name, t in measured.times().items()})
+            self.reasons[row[0]], times = floors.explain(facts)
+            self.raw.update({f"{row[0]}, {name}": t for name, t in times.items()})
 
+
+def run(given: argparse.Namespace) -> int:
+    """Measure, print and write what was asked for."""
+    ours, table = Ours("cuda"), Table(given.seconds)
+    print(f"{'what':34} {'ours':>9} {'flash':>9} {'cudnn':>9} {'ratio':>6} {'TB/s':>5} {'TFLOP/s':>7} {'error':>8}")
     for batch, context in () if given.prefill else DECODE:
         label, size = f"decode, batch {batch}, context {context}", batch * context * KV_HEADS * SIZE * 4
-        if given.quick and batch * context > 2_500_000:
-            continue
-        if free_memory() < 1.2 * size:
-            notes.append(f"Left out: {label}, whose {size / 1e9:.0f} GB do not fit.")
+        if (given.quick and batch * context > 2_500_000) or table.left_out(label, size):
             continue
         found, error, facts = decode(ours, batch, context)
         rate = size / found["ours"] / 1e6
-        ratio = tell(label, found, error, "TB/s", rate)
+        ratio = table.tell(label, found, error, "TB/s", rate)
         if rate >= DECODE_RATE and ratio < DECODE_RATIO:
-            add((f"{label}: bytes read", rate, "TB/s", DECODE_RATE, ">="), facts)
+            table.add((f"{label}: bytes read", rate, "TB/s", DECODE_RATE, ">="), facts)
         else:
-            add((f"{label}: best / ours", ratio, "x", DECODE_RATIO, ">="), facts)
+            table.add((f"{label}: best / ours", ratio, "x", DECODE_RATIO, ">="), facts)
         del facts
     for new, prefix in () if given.decode else PREFILL:
-        found, error, facts = prefill(ours, new, prefix)
         label = f"prefill, {new} tokens, prefix {prefix}"
-        ratio = tell(label, found, error, "TFLOP/s", work_of(new, prefix) / found["ours"] / 1e6)
-        add((f"{label}: best / ours", ratio, "x", PREFIX_RATIO if prefix else PREFILL_RATIO, ">="), facts)
+        if table.left_out(label):
+            continue
+        found, error, facts = prefill(ours, new, prefix)
+        ratio = table.tell(label, found, error, "TFLOP/s", work_of(new, prefix) / found["ours"] / 1e6)
+        table.add((f"{label}: best / ours", ratio, "x", PREFIX_RATIO if prefix else PREFILL_RATIO, ">="), facts)
         del facts
-    notes.append(f"Measured in {time.perf_counter() - began:.0f} s.")
-    result = Result(
-        "attention", f"{CONDITIONS} {torch.cuda.get_device_name()}.", ("torch", "triton", "opdock"), rows, raw
-    )
-    print(*wrong, shortfall.told(reasons, tuple(notes)), sep="\n")
+    notes = (*table.notes, f"Measured in {time.perf_counter() - table.began:.0f} s.")
+    where = f"{CONDITIONS} {torch.cuda.get_device_name()}."
+    result = Result("attention", where, ("torch", "triton", "opdock"), table.rows, table.raw)
+    print(*table.wrong, shortfall.told(table.reasons, notes), sep="\n")
     if given.out is not None:
         write(result, given.out)
-        shortfall.append(given.out, result.name, reasons, tuple(notes))
-    return bool(wrong or result.missed())
+        shortfall.append(given.out, result.name, table.reasons, notes)
+    return bool(table.wrong or result.missed())
 
 
 if __name__ == "__main__":

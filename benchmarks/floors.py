@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import gpu_timing
+import shortfall
 import torch
 import triton
 import triton.language as tl
+from shortfall import Facts
 from torch import Tensor
 
 READ_CUTS = ((16384, 8, 4), (8192, 4, 8))
@@ -110,6 +112,18 @@ def launches_of(call: Callable[[], object]) -> int:
         except (RuntimeError, OSError):
             return 1
     return max(1, len(set(re.findall(r"graph_\d+_node_\d+", text))))
+
+
+def explain(facts: Callable[[], Facts]) -> tuple[str, dict[str, float]]:
+    """Measure around a limit that is missed; returns why, and the times.
+
+    What cannot be measured is said instead: the record of the run is not lost for it.
+    """
+    try:
+        found = facts()
+    except Exception as err:  # noqa: BLE001 - see above
+        return f"not explained, as measuring the floors failed: {type(err).__name__}: {str(err)[:200]}", {}
+    return shortfall.why(found), found.times()
 
 
 @contextlib.contextmanager

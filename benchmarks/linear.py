@@ -1,6 +1,6 @@
 """Time products with quantised weights on a GPU, against torch's own in the same run.
 
-    python benchmarks/linear.py [--out benchmarks/results] [--compiled]
+    python benchmarks/linear.py [--compiled] [--seconds N] [--out benchmarks/results]
 
 Each number: calls over rotated weights of more than 400 MB together, captured in one CUDA graph, microseconds for one
 call. fp8 is compared with the faster of ``torch._scaled_mm`` with one scale for each tensor and with one for each row,
@@ -12,6 +12,7 @@ status 1 for that.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -164,11 +165,11 @@ def programs_of(tiles: Tiles | None, tokens: int, outputs: int) -> int | None:
     return -(-outputs // tiles.block_n) * -(-tokens // tiles.block_m) * tiles.split
 
 
-def reasons(rows: list[Row], found: Found, x: Tensor, eight: Fp8, weights: Weights, one: Found) -> Iterator[Facts]:
-    """Yield what the run says of each row that misses its limit; floors are measured where one does.
+def facts_of(what: str, found: Found, x: Tensor, eight: Fp8, weights: Weights, one: Found) -> Facts:
+    """Return what the run says of a row that misses its limit; the floors are measured.
 
     Args:
-        rows: that miss theirs.
+        what: the row's words.
         found: the times of this size.
         x: rows in bfloat16.
         eight: the fp8 products.
@@ -176,37 +177,38 @@ def reasons(rows: list[Row], found: Found, x: Tensor, eight: Fp8, weights: Weigh
         one: the times of one token with the same weights.
     """
     tokens, (outputs, inputs) = x.shape[0], weights.dense[0].shape
-    work = 2.0 * tokens * inputs * outputs / 1e6
-    for what, *_ in rows:
-        if "int4" in what:
-            tiles = int4_tiles(tokens, outputs, inputs, GROUP)
-            ours, peer, need, dtype = found["ours, int4"], found["bf16"], INT4, torch.bfloat16
-            read = floors.read_time(weights.packed)
-            variants = {"for one row": one["ours, int4"]} if tokens > 1 else {}
-        else:
-            single = "one scale," in what
-            tiles = scaled_tiles(tokens, outputs, inputs, one_scale=single)
-            peer = found["torch, scales of rows"]
-            peer = peer if "torch's of rows" in what else min(peer, found["torch, one scale"])
-            ours, need, dtype = found[f"ours, {'one scale' if single else 'scales of rows'}"], FP8, torch.float8_e4m3fn
-            read = floors.read_time([(w, eight.x) for w in weights.fp8])
-            variants: Found = {} if single else {"with one scale for all rows": found["ours, one scale"]}
-            if not single and tokens > 1:
-                variants["for one row"] = one["ours, scales of rows"]
-            if tiles is None:  # torch's own product: what differs is the noise of the run
-                scales = eight.one if single else eight.rows
-                variants["timed once more"] = timed([eight.ours(w, *scales) for w in eight.weights])
-        yield Facts(
-            ours,
-            peer,
-            need,
-            floors.launch_time(),
-            read=read,
-            product=work / floors.product_rate(dtype),
-            programs=programs_of(tiles, tokens, outputs),
-            units=floors.units(),
-            variants=variants,
-        )
+    variants = Found()
+    if "int4" in what:
+        tiles = int4_tiles(tokens, outputs, inputs, GROUP)
+        ours, peer, need, dtype = found["ours, int4"], found["bf16"], INT4, torch.bfloat16
+        read = floors.read_time(weights.packed)
+        if tokens > 1:
+            variants["for one row"] = one["ours, int4"]
+    else:
+        single = "one scale," in what
+        tiles = scaled_tiles(tokens, outputs, inputs, one_scale=single)
+        peer = found["torch, scales of rows"]
+        peer = peer if "torch's of rows" in what else min(peer, found["torch, one scale"])
+        ours, need, dtype = found[f"ours, {'one scale' if single else 'scales of rows'}"], FP8, torch.float8_e4m3fn
+        read = floors.read_time([(w, eight.x) for w in weights.fp8])
+        if not single:
+            variants["with one scale for all rows"] = found["ours, one scale"]
+        if not single and tokens > 1:
+            variants["for one row"] = one["ours, scales of rows"]
+        if tiles is None:  # torch's own product: what differs is the noise of the run
+            scales = eight.one if single else eight.rows
+            variants["timed once more"] = timed([eight.ours(w, *scales) for w in eight.weights])
+    return Facts(
+        ours,
+        peer,
+        need,
+        floors.launch_time(),
+        read=read,
+        product=2e-6 * tokens * inputs * outputs / floors.product_rate(dtype),
+        programs=programs_of(tiles, tokens, outputs),
+        units=floors.units(),
+        variants=variants,
+    )
 
 
 def warm(job: tuple[int, int, int]) -> str:
@@ -228,16 +230,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for linear.json and linear.txt")
     parser.add_argument("--compiled", action="store_true", help="the kernels are compiled already")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after so many no further size is begun")
     given = parser.parse_args()
+    began = time.perf_counter()
     if not given.compiled:
         compile_first(warm, [(tokens, *shape) for shape in SHAPES for tokens in TOKENS if tokens < 4096])
     torch.manual_seed(0)
-    began, rows, raw, words = time.perf_counter(), list[Row](), Found(), dict[str, str]()
+    rows, raw, words, notes = list[Row](), Found(), dict[str, str](), list[str]()
     with floors.quiet_collector(), torch.no_grad():
         for inputs, outputs in SHAPES:
             weights, one = make(inputs, outputs), Found()
             for tokens in TOKENS:
                 size, few = f"{tokens} x {inputs} x {outputs}", tokens in FEW
+                if time.perf_counter() - began > given.seconds:
+                    notes.append(f"Left out for lack of time: {size}.")
+                    continue
                 eight = Fp8(tokens, weights.fp8)
                 eight.check()
                 found = dict(eight.times())
@@ -247,12 +254,14 @@ def main() -> int:
                 one = one or found
                 made = judge(size, found, few=few)
                 missed = [row for row in made if row[3] is not None and row[1] < row[3]]
-                for row, facts in zip(missed, reasons(missed, found, x, eight, weights, one), strict=True):
-                    words[row[0]] = shortfall.why(facts)
-                    raw |= {f"{row[0]}, {name}": value for name, value in facts.times().items()}
+                for row in missed:
+                    words[row[0]], times = floors.explain(
+                        functools.partial(facts_of, row[0], found, x, eight, weights, one)
+                    )
+                    raw |= {f"{row[0]}, {name}": value for name, value in times.items()}
                 rows += made
                 raw |= {f"{size}: {name}": value for name, value in found.items()}
-    notes = (f"Measured in {time.perf_counter() - began:.0f} s.",)
+    notes.append(f"Compiled and measured in {time.perf_counter() - began:.0f} s.")
     conditions = (
         f"{torch.cuda.get_device_name()}; calls in one CUDA graph over rotated weights of more than "
         f"{ROTATED_BYTES / 1e6:.0f} MB, the better of two captures; fp8 is e4m3; int4 in groups of {GROUP}; "
@@ -260,10 +269,10 @@ def main() -> int:
         + (" Ours may begin before the kernel ahead of it has ended, and then waits for it." if early() else "")
     )
     result = Result("linear", conditions, ["torch", "triton", "opdock"], rows, raw)
-    print(result.conditions + "\n\n" + result.table() + "\n\n" + shortfall.told(words, notes))
+    print(result.conditions + "\n\n" + result.table() + "\n\n" + shortfall.told(words, tuple(notes)))
     if given.out is not None:
         write(result, given.out)
-        shortfall.append(given.out, result.name, words, notes)
+        shortfall.append(given.out, result.name, words, tuple(notes))
     return int(bool(result.missed()))
 
 

@@ -1,6 +1,6 @@
 """Time the experts of a step on a GPU: our Triton kernels, torch's grouped product, and a loop over the experts.
 
-    python benchmarks/moe.py [--shape N ...] [--compiled] [--out FOLDER]
+    python benchmarks/moe.py [--shape N ...] [--compiled] [--seconds N] [--out FOLDER]
 
 For each shape and number of tokens, with random routing: microseconds of the whole step (from the chosen experts to
 the weighted sum) of each in bfloat16, of the second product alone, and of the step with fp8 weights; ratios of the
@@ -282,19 +282,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", action="append", type=int, metavar="N", help="only this one, from 0")
     parser.add_argument("--compiled", action="store_true", help="the kernels are compiled already")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after so many no further size is begun")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     chosen = parser.parse_args()
     shapes = [SHAPES[n] for n in chosen.shape] if chosen.shape else SHAPES
+    began = time.perf_counter()
     if not chosen.compiled:
         compile_first(warm, [(shape, tokens) for tokens in TOKENS for shape in shapes], most=10)
     torch.manual_seed(0)
     rows, raw, wrong = list[Row](), dict[str, float](), list[str]()
-    reasons, began = dict[str, str](), time.perf_counter()
+    reasons, notes = dict[str, str](), list[str]()
     print(f"{'experts x hidden x inner':>26} {'tokens':>6} {'triton':>9} {'grouped':>9} {'loop':>9} "
           f"{'2nd':>9} {'grouped':>9} {'fp8':>9} {'scaled':>9} {'error':>8} {'fp8':>8}")  # fmt: skip
     for shape in shapes:
         case = None
         for tokens in TOKENS:
+            if time.perf_counter() - began > chosen.seconds:
+                notes.append(f"Left out for lack of time: {shape}, {tokens} tokens.")
+                continue
             gpu_timing.REPLAYS = 10 if tokens > 512 else 30
             case = make(*shape, tokens, case)
             f = measure(case)
@@ -316,20 +321,20 @@ def main() -> int:
             for kind, (words, ratio) in ratios.items():
                 rows.append((f"{where}: {words}", ratio, "x", FASTEST, ">="))
                 if ratio < FASTEST:
-                    facts = facts_of(case, f, kind)
-                    reasons[f"{where}: {words}"] = shortfall.why(facts)
-                    raw.update({f"{where}: {words}, {name}": value for name, value in facts.times().items()})
+                    why, times = floors.explain(functools.partial(facts_of, case, f, kind))
+                    reasons[f"{where}: {words}"] = why
+                    raw.update({f"{where}: {words}, {name}": value for name, value in times.items()})
             rows.append((f"{where}: triton, bfloat16 / fp8", f["triton"] / f["triton fp8"], "x", None, ">="))
             raw.update({f"{where}: {name}": value for name, value in f.items()})
         del case
         torch.cuda.empty_cache()
-    notes = (f"Measured in {time.perf_counter() - began:.0f} s.",)
+    notes.append(f"Compiled and measured in {time.perf_counter() - began:.0f} s.")
     result = Result("moe", CONDITIONS, ["torch", "triton", "opdock"], rows, raw)
-    print(result.table() + "\n\n" + shortfall.told(reasons, notes))
+    print(result.table() + "\n\n" + shortfall.told(reasons, tuple(notes)))
     for line in wrong:
         print("WRONG", line)
     write(result, chosen.out)
-    shortfall.append(chosen.out, result.name, reasons, notes)
+    shortfall.append(chosen.out, result.name, reasons, tuple(notes))
     return bool(wrong)
 
 
