@@ -32,13 +32,15 @@ def test_the_entries_hold_for_long_rows_and_groups_of_128_alone(
 
 
 def test_an_entry_may_send_a_product_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One scale in all is not touched."""
+    """One scale in all has a table of its own."""
     single = scaled_tiles(16, 14336, 4096, one_scale=True)
     assert scaled_tiles(16, 14336, 4096, one_scale=False) is not None
     monkeypatch.setattr(linear_tuning, "BEST_SCALED", {(True, 16): None, (True, 32): MORE})
     assert scaled_tiles(16, 14336, 4096, one_scale=False) is None
     assert scaled_tiles(17, 14336, 4096, one_scale=False) == MORE
     assert scaled_tiles(16, 14336, 4096, one_scale=True) == single
+    monkeypatch.setattr(linear_tuning, "BEST_ONE_SCALE", {(True, 16): FEW})
+    assert scaled_tiles(16, 14336, 4096, one_scale=True) == FEW
 
 
 @pytest.mark.parametrize("rows", [1, 8, 16, 32, 64])

@@ -44,6 +44,9 @@ BEST_INT4: dict[tuple[bool, int], Tiles] = {}
 BEST_SCALED: dict[tuple[bool, int], Tiles | None] = {}
 """For products with scales of rows, likewise; None: torch's product."""
 
+BEST_ONE_SCALE: dict[tuple[bool, int], Tiles | None] = {}
+"""For products with one scale for each side, likewise."""
+
 LONG = 2048
 """Inputs from which these hold: rows shorter than that were not measured."""
 
@@ -78,10 +81,10 @@ def scaled_tiles(rows: int, outputs: int, inputs: int, *, one_scale: bool) -> Ti
         inputs: of both.
         one_scale: whether x and the weight have one scale each, for which torch's product has a fast path.
     """
-    if not one_scale and inputs >= LONG:
-        most = _most(BEST_SCALED, rows, outputs)
-        if most is not None:
-            return BEST_SCALED[most]
+    table = BEST_ONE_SCALE if one_scale else BEST_SCALED
+    most = _most(table, rows, outputs) if inputs >= LONG else None
+    if most is not None:
+        return table[most]
     places = -(-outputs // 64)
     many = places >= MULTIPROCESSORS
     if rows > 64 or (one_scale and not many):
