@@ -58,5 +58,5 @@ def refuse_compiled(model: nn.Module) -> None:
         raise refuse(
             "the compiled model",
             "Compiled code fuses and orders sums by the shapes that it was made for.",
-            "load it under CompilationConfig(mode=0)",
+            "run it op by op: CompilationConfig(mode=0), --mode eager",
         )

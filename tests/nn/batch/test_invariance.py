@@ -18,7 +18,7 @@ from opdock.errors import ConfigError, OrderError, UnsupportedError
 from opdock.nn.batch import Batch
 from opdock.nn.batch.invariance import LARGEST_PART, promises
 from opdock.nn.batch.request import Request, plan_step
-from opdock.nn.generation import generate
+from opdock.nn.generation import LoadedModel, generate
 from opdock.nn.invariant import BatchInvarianceError, in_force
 from opdock.nn.loading import load_model
 from opdock.nn.models.facts import MixtureConfig
@@ -81,6 +81,15 @@ def test_replayed_steps_have_the_same_bits(invariant: Any) -> None:
     model, prompts = invariant.model(invariant.small, torch.float32), invariant.prompts([3, 12, 5])
     alone = [invariant.logits(model, [p])[0] for p in prompts]
     assert invariant.same(invariant.logits(model, prompts, graphs=True, capture=rerun), alone)
+
+
+def test_a_real_model_has_the_same_bits_alone_and_beside_others(invariant: Any, loaded_smollm2: LoadedModel) -> None:
+    """SmolLM2 with all its layers, and beside parts of a prompt."""
+    texts = ("Hello", "The capital of France is", "Once upon a time there was a small dog")
+    model, prompts = loaded_smollm2.model, [loaded_smollm2.tokenizer.encode(text) for text in texts]
+    alone = [invariant.logits(model, [p], max_len=64)[0] for p in prompts]
+    assert invariant.same(invariant.logits(model, prompts, max_len=64), alone)
+    assert invariant.same(invariant.logits(model, prompts, max_len=64, max_requests=3, max_step_tokens=5), alone)
 
 
 def test_values_are_those_without_the_mode(invariant: Any) -> None:
