@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import opdock
 from opdock.nn.kernels import triton
+from opdock.nn.kernels.triton.linear_tuning import Tiles
 from opdock.nn.layers import MergedColumnParallelLinear
 from opdock.nn.quantization import finish_loading, get_quantization_config, linear_backend
 from opdock.nn.quantization.kernels.int4 import words_of
@@ -21,6 +23,7 @@ pytestmark = [
     pytest.mark.usefixtures("gpu"),
     pytest.mark.skipif(bool(triton.why_not()), reason=f"needs Triton: {triton.why_not()}"),
 ]
+CALLS = "opdock.nn.kernels.triton.linear_calls"
 ROWS = (0, 1, 8, 16, 33, 300)
 STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
@@ -78,6 +81,72 @@ def test_int4_rows_may_lie_apart_and_one_row_has_the_bits_that_it_has_among_sixt
     for i in (0, 5, 15):
         alone = triton.int4_linear(x[i : i + 1], packed, scale, shift, None, words, invariant=True)
         assert torch.equal(together[i : i + 1], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("zeros", [True, False])
+@pytest.mark.parametrize("tiles", [Tiles(1, 8, 1024, 1, 1, 4, row=True), Tiles(1, 4, 512, 1, 1, 2, row=True)])
+def test_int4_values_of_the_kernel_for_one_row(
+    monkeypatch: pytest.MonkeyPatch, tiles: Tiles, dtype: torch.dtype, *, zeros: bool
+) -> None:
+    """Outputs that programs do not divide; inputs that steps do not divide; started early or not."""
+    for outputs, inputs in ((1042, 4096), (37, 3584)):
+        packed, scale, shift, words, exact = _int4(outputs, inputs, 128, dtype, zeros=zeros)
+        x, bias = torch.randn(1, inputs, device="cuda").to(dtype), torch.randn(outputs, device="cuda").to(dtype)
+        for early in (False, True):
+            monkeypatch.setattr(f"{CALLS}.int4_tiles", lambda *_, e=early, **__: tiles._replace(dependent=e))
+            _near(triton.int4_linear(x, packed, scale, shift, bias, words), x.double() @ exact.t() + bias.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize(("step", "block_n", "warps"), [(32, 128, 4), (64, 64, 4), (64, 32, 2), (128, 128, 8)])
+def test_int4_values_of_shorter_steps(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, split: int, step: int, block_n: int, warps: int
+) -> None:
+    """And of wide copies; the locks are zero again."""
+    packed, scale, shift, words, exact = _int4(1040, 4096, 128, dtype, zeros=True)
+    for rows in (3, 16, 40):
+        tiles = Tiles(16 if rows <= 16 else 32, block_n, 0, split, 3, warps, step=step, wide=True)
+        monkeypatch.setattr(f"{CALLS}.int4_tiles", lambda *_, t=tiles, **__: t)
+        x = torch.randn(rows, 4096, device="cuda").to(dtype)
+        _near(triton.int4_linear(x, packed, scale, shift, None, words), x.double() @ exact.t())
+    assert not sys.modules[CALLS]._locks(x.device).any()
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_product_that_begins_early_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """A chain, each product of what the one ahead writes, has the bits of one that is started plainly; in a graph too.
+
+    Between them run kernels of torch's, which know nothing of it.
+    """
+    packed, scale, _, words, _ = _int4(4096, 4096, 128, torch.bfloat16, zeros=False)
+    weight = _eight(4096, 4096, torch.float8_e4m3fn)
+    one = torch.full((1,), 1.0, device="cuda")
+    few = Tiles(1, 8, 1024, 1, 1, 4, row=True) if rows == 1 else Tiles(16, 64, 0, 4, 4, 4, step=64, wide=True)
+
+    def chain(x: Tensor, *, early: bool) -> Tensor:
+        tiles = few._replace(dependent=early), Tiles(16, 64, 256, 2, 3, 4, dependent=early)
+        monkeypatch.setattr(f"{CALLS}.int4_tiles", lambda *_, **__: tiles[0])
+        monkeypatch.setattr(f"{CALLS}.scaled_tiles", lambda *_, **__: tiles[1])
+        for i in range(12):
+            x = triton.int4_linear(x, packed, scale, None, None, words)
+            x = triton.int4_linear(x, packed, scale, None, None, words) * 2.0**-12
+            if i % 3 == 0:
+                eight = x.to(torch.float8_e4m3fn)
+                x = triton.scaled_linear(eight, weight, one, one, None, torch.bfloat16) * 2.0**-6
+        return x
+
+    x = torch.randn(rows, 4096, device="cuda").bfloat16()
+    found = [chain(x, early=False), chain(x, early=True)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(x, early=True)
+    for _ in range(5):
+        graph.replay()
+        found.append(captured.clone())
+    assert bool(found[0].isfinite().all())
+    assert all(torch.equal(other, found[0]) for other in found[1:])
 
 
 def _eight(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
