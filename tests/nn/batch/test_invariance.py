@@ -20,6 +20,7 @@ from opdock.nn.batch.invariance import LARGEST_PART, promises
 from opdock.nn.batch.request import Request, plan_step
 from opdock.nn.generation import LoadedModel, generate
 from opdock.nn.invariant import BatchInvarianceError, in_force
+from opdock.nn.layers import matmul_invariant
 from opdock.nn.loading import load_model
 from opdock.nn.models.facts import MixtureConfig
 from opdock.nn.sampling import SamplingParams
@@ -226,6 +227,17 @@ def test_a_provider_that_declares_it_wrongly_is_found(
     assert "declares batch_invariant, and a row among" in message
     off = False
     Batch(model, max_len=64).close()
+
+
+def test_a_device_without_a_product_of_fixed_order_is_refused_by_the_layers_name(
+    invariant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands for such a device."""
+    why_not = matmul_invariant.why_not
+    monkeypatch.setattr(matmul_invariant, "why_not", lambda _, dtype: why_not("cuda", dtype))
+    message = _refused(invariant.model(invariant.small, torch.float64))
+    assert "layer model.layers.0.self_attn.qkv_proj" in message and "takes no float64" in message
+    assert "op linear, x (3, 64) and weight (128, 64)" in message
 
 
 def test_a_packages_class_is_refused_unless_it_declares_it(invariant: Any) -> None:

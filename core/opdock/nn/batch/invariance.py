@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opdock import ir
 from opdock.nn.attention.forward_context import set_forward_context
 from opdock.nn.attention.metadata import PADDING_SLOT, AttentionMetadata
-from opdock.nn.invariant import refuse, refuse_compiled
+from opdock.nn.invariant import BatchInvarianceError, refuse, refuse_compiled
 from opdock.registry import OpClass
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ class Watch(TorchDispatchMode):
             self._look_at(op, op.apply_arg_defaults(op.signature.bind(*args, **kwargs).args))
         elif not promises(func, args, kwargs):
             raise self._refuse(f"op {func}", "Nothing promises the order of its sums, or one kernel for all shapes.")
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except BatchInvarianceError as err:  # it knows the op
+            raise self._refuse("; ".join(err.who), "; ".join(err.why)) from err
 
     def _look_at(self, op: ir.IrOp, args: Sequence[Any]) -> None:
         """Refuse a provider that does not declare it, and a choice that depends on the number of rows."""
@@ -165,7 +168,8 @@ def _same_alone(run: Callable[..., Any], args: Sequence[Any]) -> bool:
             for a in args
         ]
         made = run(*copies)
-        return [m.view(torch.uint8) for m in (made if isinstance(made, tuple) else (made,))]
+        several = made if isinstance(made, tuple) else (made,)
+        return [m.contiguous().view(torch.uint8) for m in several if m.shape[:1] == (rows,)]
 
     alone, many = among(1), among(OTHER_ROWS[-1])
     return all(torch.equal(m, a.expand_as(m)) for m, a in zip(many, alone, strict=True))
