@@ -33,14 +33,23 @@ class Layer(nn.Module):
         self.qkv = nn.Linear(64, (HEADS + 2 * KV_HEADS) * SIZE, bias=False)
         self.rotary = get_rope(SIZE, SIZE, 64, 1e4, neox)
         self.attn = Attention(HEADS, SIZE, SIZE**-0.5, KV_HEADS, prefix=f"layers.{number}")
+        self.before: Callable[..., tuple[Tensor, Tensor, Tensor]] = lambda q, k, v: (q, k, v)
         self.between: Callable[..., tuple[Tensor, Tensor, Tensor]] = lambda q, k, v: (q, k, v)
         self.after: Callable[..., Tensor] | None = None
+        self.keep = False
 
     def forward(self, positions: Tensor, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).split((HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE), dim=-1)
-        q, k, v = self.between(*self.rotary(positions, q, k), v)
+        raw = self.qkv(x)
+        q, k, v = self.before(*raw.split((HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE), dim=-1))
+        if self.keep:  # the layer would give its arguments away
+            table, neox = self.rotary.cos_sin_cache, self.rotary.is_neox_style
+            q, k = ir.ops.rotary_embedding(positions, q, k, SIZE, table, neox)
+        else:
+            q, k = self.rotary(positions, q, k)
+        q, k, v = self.between(q, k, v)
         out = x + self.attn(q, k, v)
-        return out if self.after is None else out + self.after(q, k)
+        out = out if self.after is None else out + self.after(q, k)
+        return out + raw[:, ::5].sum() if self.keep else out
 
 
 class Model(nn.Module):
@@ -114,8 +123,10 @@ class Ran:
         kv_dtype: torch.dtype | None = None,
         dtype: torch.dtype = torch.float32,
         neox: bool = True,
+        before: Callable[..., Any] | None = None,
         between: Callable[..., Any] | None = None,
         after: Callable[..., Any] | None = None,
+        keep: bool = False,
         impl: type[AttentionImpl] | None = None,
         options: dict[str, Any] | None = None,
         providers: tuple[str, ...] = ("t_kernel",),
@@ -125,7 +136,8 @@ class Ran:
         torch._dynamo.reset()
         rotary_and_cache.set_default([*(name for name in providers if name in rotary_and_cache.impls), "native"])
         for layer in self.model.layers:
-            layer.between, layer.after = between or layer.between, after
+            layer.before, layer.between = before or layer.before, between or layer.between
+            layer.after, layer.keep = after, keep
         self.cache = PagedKVCache.for_model(self.model, num_blocks=6, block_size=16, dtype=kv_dtype)
         for layer in self.cache.layers.values() if impl else ():
             layer._impl = impl(layer.spec, layer)
@@ -195,6 +207,7 @@ def test_inductor_leaves_the_caches_where_they_are(calls: list[tuple[int, ...]])
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     assert ran.report.fused == {NAME: 2} and len(calls) == 4
     code = next(text for text in found if FUSED in text)
+    assert "cpp_fused_clone" not in code and not ran.report.clones_left  # query and key are written in the projection
     cached = [line for line in code.splitlines() if "(6, 16, 2, 16)" in line]
     assert not any("empty_strided" in line for line in cached)  # no second cache
     assert code.count(f"opdock.{FUSED}.default(") == 2
@@ -212,6 +225,36 @@ def test_keys_may_be_used_again_afterwards(calls: list[tuple[int, ...]]) -> None
     """What is rotated is a result of the fused op too, in the layout that the rotation had."""
     ran = Ran(1, after=lambda q, k: q.view(-1)[::7].sum() + (k * 3).max())
     assert ran.same and ran.report.fused == {NAME: 1} and len(calls) == 2
+    assert ran.report.clones_left == 2
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda q, k, v: (q, k * 2, v),
+        lambda q, k, v: (q * 2, k, v + 1),
+        lambda q, k, v: (q + 1, k + 1, v + 1),
+        lambda q, k, v: (q, k, v + q.sum() + k.sum()),
+        lambda q, k, v: (torch.cat((k, k), -1), k, v),
+    ],
+    ids=["key", "query and value", "all three", "value of them all", "query of keys"],
+)
+def test_rows_that_are_no_parts_of_one_tensor_are_fused_too(calls: list[tuple[int, ...]], before: Any) -> None:
+    ran = Ran(2, before=before)
+    assert ran.same and ran.report.fused == {NAME: 2} and len(calls) == 4
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("before", [None, lambda q, k, v: (q, k, v + q.sum() + k.sum())], ids=["parts", "read again"])
+def test_what_is_not_rotated_is_still_there_for_others(calls: list[tuple[int, ...]], before: Any) -> None:
+    """The projection is read again after its parts were rotated in it."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        ran = Ran(1, backend="opdock", before=before or (lambda q, k, v: (q, k, v)), keep=True)
+    for mine, theirs in zip(ran.got, ran.want, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+    assert ran.report.fused == {NAME: 1} and len(calls) == 2
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class RotaryAndCache(GraphFusion):
         """Name the ops."""
         self.parts: Sequence[ir.IrOp] = [ir.ops.rotary_embedding.op]
         self.products: Sequence[ir.IrOp] = [rotary_and_cache.op]
-        self.functions: Sequence[Callable[..., Any]] = [_fuse, _early, _choose]
+        self.functions: Sequence[Callable[..., Any]] = [_fuse, _early, _choose, _take_value, _hand_over]
 
     def apply(self, graph: fx.Graph, report: GraphReport) -> None:
         """Fuse each call of ``rotary_embedding`` whose keys go to a cache, or say why not."""
@@ -97,7 +97,7 @@ def _fuse(graph: fx.Graph, call: Call, results: _Results, update: fx.Node, repor
     """Put the fused op before ``update``; return why it cannot be, "" if it was."""
     given = call.arguments
     wrapped: Any = update.kwargs
-    if any(f"_{name}_base_index" not in wrapped for name in _CACHES) or "_key_cache_size" in wrapped:
+    if any(f"_{name}_{what}" in wrapped for name in _CACHES for what in ("size", "slice_dim")):
         return "the cache is a view of another tensor"
     caches = [wrapped["_all_bases"][wrapped[f"_{name}_base_index"]] for name in _CACHES]
     early, reason = _early(graph, call.node, results, update)
@@ -110,51 +110,137 @@ def _fuse(graph: fx.Graph, call: Call, results: _Results, update: fx.Node, repor
     choice, reason = _choose(given, wrapped["value"], caches, wrapped["layer_name"])
     if choice is None:
         return reason
-    mode = fakes.mode_of([value_of(given["query"])])
-    origin = {k: call.node.meta[k] for k in ORIGIN if k in call.node.meta}
+    fused, reason = _rewrite(graph, call, results, early, update, caches)
+    if fused is not None:
+        arguments = ", ".join(f"{n}={describe(fx.map_arg(a, value_of))}" for n, a in given.items())
+        line, name = where(fused)[0], RotaryAndCache.name
+        row = (name, fused.name, choice.winner.provider, arguments, call.donates, name, line, choice.verdicts)
+        report.choices.append(NodeChoice(*row))
+    return reason
 
-    def add(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None) -> fx.Node:
-        node = graph.create_node("call_function", target, args, kwargs, name=name)
-        with mode or nullcontext():
-            values = fx.map_arg((args, kwargs), value_of)
-            node.meta = {**origin, "val": target(*values[0], **values[1])}
-        return node
 
-    with graph.inserting_before(update):
-        # The definition's results are dense: what follows was traced with that.
+def _rewrite(
+    graph: fx.Graph,
+    call: Call,
+    results: _Results,
+    early: Sequence[fx.Node],
+    update: fx.Node,
+    caches: Sequence[fx.Node],
+) -> tuple[fx.Node | None, str]:
+    """Return the fused op, which has taken the place of the two; or why its results would be others."""
+    given, add = call.arguments, _Adding(graph, update, call.node)
+    value: Any = update.kwargs["value"]
+    views = _views_for_attention(results)
+    split = None if views is None else _split_of(given["query"], given["key"])
+    if split is None:  # the definition's results are dense: what follows was traced with that
         dense = {"memory_format": torch.contiguous_format}
-        bases = [add(aten.clone.default, (given[name],), dense) for name in ("query", "key")] + caches
-        names = ("query", "key", *_CACHES)
-        kwargs = {
-            "positions": given["positions"],
-            "value": wrapped["value"],
-            "cos_sin_cache": given["cos_sin_cache"],
-            "head_size": given["head_size"],
-            "is_neox": given["is_neox"],
-            "layer_name": wrapped["layer_name"],
-            **{f"_{name}_base_index": k for k, name in enumerate(names)},
-            "_all_bases": bases,
-        }
-        fused = add(_WRAPPER, (_ops.unified_rotary_and_kv_cache_update.default,), kwargs, "rotary_and_cache")
-        made = [add(operator.getitem, (fused, k + 1), {}) for k in range(4)]
-    for number, old in results.items():
-        new, kept = made[number], value_of(old)
-        if not agree(kept, value_of(new)):
-            _erase(graph, [*made, fused, *bases[:2]])
-            return f"it returns {describe(value_of(new))} for {describe(kept)}"
-        new.meta["val"] = kept  # views of it, further on, are in its storage
-        old.replace_all_uses_with(new)
+        rows: list[Any] = [add(aten.clone.default, given[name], **dense) for name in ("query", "key")]
+        places: dict[str, Any] = {"_query_base_index": 0, "_key_base_index": 1}
+    else:  # one tensor is written where it lies
+        rows = [split.args[0]]
+        places = {**_place_in(split, given["query"], "query"), **_place_in(split, given["key"], "key")}
+    kwargs = {
+        **{name: given[name] for name in ("positions", "cos_sin_cache", "head_size", "is_neox")},
+        "value": value,
+        "layer_name": update.kwargs["layer_name"],
+        **places,
+        **{f"_{name}_base_index": len(rows) + k for k, name in enumerate(_CACHES)},
+        "_all_bases": [*rows, *caches],
+    }
+    fused = add(_WRAPPER, _ops.unified_rotary_and_kv_cache_update.default, **kwargs)
+    made = [add(operator.getitem, fused, k + 1) for k in range(len(rows) + 2)]
+    if split is None:
+        parts = made[:2]
+        odd = [k for k, old in results.items() if not agree(value_of(old), value_of(parts[k]))]
+        if odd:
+            _erase(graph, [*made, fused, *rows])
+            return None, f"it returns {describe(value_of(parts[odd[0]]))} for {describe(value_of(results[odd[0]]))}"
+        for k, old in results.items():
+            parts[k].meta["val"] = value_of(old)  # views of it, further on, are in its storage
+    else:
+        pieces = add(split.target, made[0], *split.args[1:])
+        _take_value(add, value, split, pieces, fused)
+        parts = [add(operator.getitem, pieces, given[name].args[1]) for name in ("query", "key")]
+    for k, old in results.items():
+        old.replace_all_uses_with(parts[k])
     for node in early:
         update.prepend(node)
-    _hand_over(update, caches, made[2:])
+    for node in views or () if split is not None else ():  # their strides are others now
+        node.meta["val"] = add.value(node)
+    _hand_over(update, caches, made[-2:])
     _erase(graph, [*results.values(), call.node])
-    arguments = ", ".join(f"{n}={describe(fx.map_arg(a, value_of))}" for n, a in given.items())
-    line = where(fused)[0]
-    name = RotaryAndCache.name
-    report.choices.append(
-        NodeChoice(name, fused.name, choice.winner.provider, arguments, call.donates, name, line, choice.verdicts)
-    )
-    return ""
+    return fused, ""
+
+
+class _Adding:
+    """Adds calls before a node, with fake values; they come from where another node does."""
+
+    def __init__(self, graph: fx.Graph, before: fx.Node, origin: fx.Node) -> None:
+        self.graph, self.before = graph, before
+        self.origin = {k: origin.meta[k] for k in ORIGIN if k in origin.meta}
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            node = self.graph.create_node("call_function", target, args, kwargs)
+        node.meta = {**self.origin, "val": self.value(node)}
+        return node
+
+    def value(self, node: fx.Node) -> Any:
+        """Return the fake value that a call has for those of its arguments."""
+        target: Any = node.target
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+        with fakes.mode_of(value_of(n) for n in node.all_input_nodes) or nullcontext():
+            return target(*args, **kwargs)
+
+
+def _views_for_attention(results: _Results) -> list[fx.Node] | None:
+    """Return the views of the results, each behind what it views; None if anything but attention uses them."""
+    views: list[fx.Node] = []
+    waiting = list(results.values())
+    while waiting:
+        for user in waiting.pop(0).users:
+            if user.target in _VIEWS:
+                views.append(user)
+                waiting.append(user)
+            elif not _is_attention(user) and user.target not in _SIZES:
+                return None
+    return views
+
+
+def _is_attention(node: fx.Node) -> bool:
+    ops = (_ops.unified_attention_with_output.default, _ops.unified_kv_cache_update.default)
+    return node.target is _WRAPPER and node.args[0] in ops
+
+
+def _split_of(query: Any, key: Any) -> Any:
+    """Return the split along columns of a tensor inside the graph that query and key are two parts of, or None."""
+    split = query.args[0] if query.target is operator.getitem else None
+    if key.target is not operator.getitem or key.args[0] is not split or key.args[1] == query.args[1]:
+        return None
+    if split.target is not aten.split_with_sizes.default or len(split.args) != 3 or split.args[2] not in (-1, 1):
+        return None
+    rows, whole = split.args[0], value_of(split.args[0])
+    fits = rows.op == "call_function" and whole.dim() == 2 and all(type(n) is int for n in split.args[1])
+    return split if fits else None
+
+
+def _place_in(split: Any, part: Any, name: str) -> dict[str, Any]:
+    """Say which columns of the tensor that is split a part has, as the wrapper of functionalised ops wants it."""
+    sizes, number = split.args[1], part.args[1]
+    start = sum(sizes[:number])
+    columns = {"slice_dim": 1, "slice_start": start, "slice_end": start + sizes[number]}
+    return {f"_{name}_base_index": 0, **{f"_{name}_{what}": n for what, n in columns.items()}}
+
+
+def _take_value(add: _Adding, value: Any, split: fx.Node, parts: fx.Node, fused: fx.Node) -> None:
+    """Let attention take the values from the written tensor too, so that nobody reads the former one any more."""
+    piece: Any = value.args[0] if value.target in _VIEWS else None
+    if getattr(piece, "target", None) is not operator.getitem or piece.args[0] is not split:
+        return
+    new = add(value.target, add(operator.getitem, parts, piece.args[1]), *value.args[1:])
+    for user in list(value.users):
+        if user is not fused and _is_attention(user):
+            user.replace_input_with(value, new)
 
 
 def _erase(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
