@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from opdock.nn.attention import AttentionSpec
 from opdock.nn.kernels import triton
@@ -65,6 +66,16 @@ def test_as_it_is_cut_for_nvidia_it_would_not_start_on_gfx942(aot: ModuleType) -
     constants = {**build.constants, "BLOCK_M": tuning.block_m, "TILE": tuning.tile}
     wide = replace(build, constants=constants, warps=tuning.warps, stages=tuning.stages)
     assert aot.compile_for(wide, "gfx942").metadata.shared > LDS
+
+
+def test_amd_gpus_are_those_of_a_torch_built_for_hip(aot: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opdock.nn.kernels.triton.attention_launch import has_small_memory
+
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert not has_small_memory(0)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    assert has_small_memory(0)
+    assert not has_small_memory(-1)  # tensors of the interpreter are on the CPU
 
 
 def test_no_pair_of_tiles_takes_more_than_half_of_the_memory_and_other_gpus_are_cut_as_ever(aot: ModuleType) -> None:
