@@ -79,7 +79,8 @@ def causes(f: Facts) -> list[tuple[float, str]]:
             found.append((floor, f"{words} {floor:.1f} us: ours is at that floor"))
     idle = idle_part(f.programs, f.units)
     if idle > 0.1:
-        words = f"{f.programs} programs on {f.units} multiprocessors leave {idle:.0%} of them idle at the end"
+        when = " in the last round" if (f.programs or 0) > f.units else ""
+        words = f"{f.programs} programs leave {idle:.0%} of the time of {f.units} multiprocessors unused{when}"
         found.append((idle * f.ours, words))
     return sorted(found, reverse=True)
 
@@ -103,7 +104,8 @@ def unexplained(f: Facts) -> str:
     rest = f.ours - floors[name]
     if rest <= 0:
         return f"nothing lies above the highest floor ({name}, {floors[name]:.1f} us)"
-    return f"{rest:.1f} us lie above the highest floor ({name}, {floors[name]:.1f} us)"
+    theirs = f.peer - floors[name]
+    return f"{rest:.1f} us lie above the highest floor ({name}, {floors[name]:.1f} us), of the peer's {theirs:.1f}"
 
 
 def why(f: Facts) -> str:

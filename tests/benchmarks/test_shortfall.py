@@ -60,7 +60,8 @@ def test_a_floor_is_named_where_the_kernel_has_reached_it(shortfall: Any) -> Non
     assert [words for _, words in shortfall.causes(facts)] == [
         "a kernel that only reads the same bytes takes 95.0 us: ours is at that floor"
     ]
-    assert shortfall.unexplained(facts) == "5.0 us lie above the highest floor (reading the same bytes, 95.0 us)"
+    told = "5.0 us lie above the highest floor (reading the same bytes, 95.0 us), of the peer's -5.0"
+    assert shortfall.unexplained(facts) == told
     product = shortfall.Facts(ours=100.0, peer=90.0, need=0.95, launch=1.0, read=20.0, product=99.0)
     assert "as many multiplications 99.0 us" in shortfall.causes(product)[0][1]
     below = shortfall.Facts(ours=94.0, peer=80.0, need=0.95, launch=1.0, read=95.0)
@@ -79,7 +80,9 @@ def test_causes_come_with_the_largest_first(shortfall: Any) -> None:
     """Half of the multiprocessors outweigh the launch."""
     facts = shortfall.Facts(ours=10.0, peer=5.0, need=1.0, launch=2.5, programs=64, units=128)
     assert [time for time, _ in shortfall.causes(facts)] == [5.0, 2.5]
-    assert "64 programs on 128 multiprocessors leave 50% of them idle" in shortfall.why(facts)
+    assert "64 programs leave 50% of the time of 128 multiprocessors unused;" in shortfall.why(facts)
+    more = shortfall.Facts(ours=10.0, peer=5.0, need=1.0, launch=0.1, programs=192, units=128)
+    assert "192 programs leave 25% of the time of 128 multiprocessors unused in the last round" in shortfall.why(more)
 
 
 def test_it_says_so_where_no_figure_explains_it(shortfall: Any) -> None:
