@@ -18,10 +18,11 @@ class LayerSample:
     Args:
         home: module of the class.
         cls: its name.
-        build: positional arguments of the constructor.
+        build: positional arguments of the constructor; a function is called for the argument when the layer is built.
         calls: each makes the inputs of one call, given the layer and a function that moves a float64 tensor to the
             layer's dtype and device.
-        others: keyword arguments of further builds, which get the same calls.
+        others: keyword arguments of further builds, which get the same calls; functions as in ``build``.
+        placed: whether it must be built where it runs, in the dtype that it has there, because it chooses by these.
         donates: whether the in-tree class lets an in-place provider write what it is given.
     """
 
@@ -31,6 +32,7 @@ class LayerSample:
     calls: tuple[Callable[[Any, Callable[[torch.Tensor], torch.Tensor]], tuple[Any, ...]], ...]
     others: tuple[dict[str, Any], ...] = ()
     donates: bool = False
+    placed: bool = False
 
 
 def _rows(width: int, seed: int = 0, rows: int = _TOKENS) -> torch.Tensor:
@@ -102,6 +104,65 @@ def _ids(layer: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, .
     return (_positions(to),)
 
 
+_EXPERTS, _INNER = 8, 32
+
+
+def _routed(rows: int = _TOKENS, *, one: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """Return a call of experts with logits that are exact in any dtype and far apart; ``one``: all go to the same."""
+
+    def make(layer: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
+        token, expert = torch.arange(rows)[:, None], torch.arange(_EXPERTS)[None]
+        order = expert.expand(rows, -1) if one else (3 * token + expert * (1 + 2 * (token // 2 % 4))) % _EXPERTS
+        return to(_rows(_HIDDEN, 2, rows)), to(order.double() / 2 - 1)
+
+    return make
+
+
+def _rotary() -> Any:
+    from opdock.nn.layers import RotaryEmbedding
+
+    return RotaryEmbedding(_HEAD, _HEAD, 64, 10000.0, is_neox_style=False, dtype=torch.float32)
+
+
+def _latent(q_rank: int | None = None) -> Callable[[], Any]:
+    def make() -> Any:
+        from opdock.nn.models.facts import LatentConfig
+
+        return LatentConfig(24, 20, _HEAD, 12, q_rank=q_rank, scale_factor=1.3)
+
+    return make
+
+
+def _shared(outputs: int) -> Callable[[], Any]:
+    def make() -> Any:
+        from opdock.nn.layers import ReplicatedLinear
+
+        return ReplicatedLinear(_HIDDEN, outputs, bias=False, return_bias=False)
+
+    return make
+
+
+def _latent_rows(past: int, new: int, batch: int = 1, *, cached: bool = True) -> Callable[..., tuple[Any, ...]]:
+    """Return a call of latent attention, whose cache holds ``past`` positions of each sequence."""
+
+    def make(layer: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
+        from opdock.nn.layers.mla import LatentCache
+
+        x = to(_rows(_HIDDEN, 3, batch * new))
+        positions = torch.arange(past, past + new).repeat(batch).to(x.device)
+        if not cached:
+            return positions, x, None
+        size = layer.latent.kv_rank + layer.latent.rope_dim
+        cache = LatentCache(num_layers=1, max_len=past + new, size=size, batch=batch, dtype=x.dtype, device=x.device)
+        if past:
+            filled: Any = cache.layers[0]
+            filled.append_rows(to(_rows(size, 4, batch * past)).view(batch, 1, past, size))
+            cache.advance(past)
+        return positions, x, cache.layers[0]
+
+    return make
+
+
 _LAYERS = "opdock.nn.layers"
 LAYERS: dict[str, LayerSample] = {
     "rms_norm": LayerSample(_LAYERS, "RMSNorm", (_HIDDEN,), (_norm, _norm_and_residual), donates=True),
@@ -126,6 +187,35 @@ LAYERS: dict[str, LayerSample] = {
         "Attention",
         (_HEADS, _HEAD, 0.4, _KV_HEADS),  # not head_size ** -0.5, which torch takes by itself
         (lambda layer, to: _heads(to), _joined_heads, _with_past(0, 5), _with_past(1100, 1), _with_past(1100, 3)),
+    ),
+    "fused_moe": LayerSample(
+        "opdock.nn.moe",
+        "FusedMoE",
+        (_EXPERTS, 2, _HIDDEN, _INNER),
+        (_routed(), _routed(1), _routed(130), _routed(0), _routed(70, one=True)),
+        (
+            {"renormalize": False},
+            {"scoring_func": "sigmoid", "routed_scaling_factor": 1.5, "correction_bias": True},
+            {"num_expert_group": 4, "topk_group": 1},
+            {"num_expert_group": 2, "topk_group": 1, "group_score": "top2", "scoring_func": "sigmoid"},
+            {"activation": "gelu"},
+            {"ep_size": 2, "ep_rank": 1},
+            {"shared_experts": _shared(_HIDDEN), "shared_expert_gate": _shared(1)},
+        ),
+        placed=True,
+    ),
+    "multi_head_latent_attention": LayerSample(
+        "opdock.nn.layers.mla",
+        "MultiHeadLatentAttention",
+        (_HIDDEN, _HEADS, _latent(), _rotary),
+        (
+            _latent_rows(0, 7, cached=False),
+            _latent_rows(0, 7),
+            _latent_rows(9, 1),
+            _latent_rows(9, 1, batch=3),
+            _latent_rows(9, 4, batch=2),
+        ),
+        ({"eps": 0.5},),
     ),
 }
 """By op name. Op classes that are not here have no sample: a package with op classes of its own tests them itself."""

@@ -43,12 +43,31 @@ def _class(name: str) -> Any:
 def build(name: str, config: OpdockConfig, seed: int = 7, **others: Any) -> Any:
     """Return the layer that ``config`` builds, with random weights; ``others`` are more of its arguments."""
     with configure.set_current_config(config):
-        layer = _class(name)(*LAYERS[name].build, **others)
+        given = [_value(each) for each in LAYERS[name].build]
+        layer = _class(name)(*given, **{key: _value(each) for key, each in others.items()})
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
+            made = torch.randn(parameter.shape, generator=generator, dtype=torch.float32, device="cpu")
+            parameter.copy_(made * 0.25)
     return layer.eval()
+
+
+def _value(argument: Any) -> Any:
+    return argument() if inspect.isfunction(argument) else argument
+
+
+def placed(name: str, config: OpdockConfig, dtype: torch.dtype, device: str, seed: int = 7, **others: Any) -> Any:
+    """Return the layer that ``config`` builds, its parameters in ``dtype`` on ``device``; tables keep their dtype."""
+    if not LAYERS[name].placed:
+        return _to(build(name, config, seed, **others), dtype, device)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return build(name, config, seed, **others)
+    finally:
+        torch.set_default_dtype(before)
 
 
 @check("layer.state_dict", kind=REPLACED, needs=("platform.configures",))
@@ -124,9 +143,9 @@ def layer_values(kit: Kit, subject: str) -> str:
     """The layer agrees with the in-tree one in float64, up to what the in-tree one in its own dtype is off by."""
     device, worst = kit.require_device(), 0.0
     for dtype, others in itertools.product(kit.require_platform().supported_dtypes, ({}, *LAYERS[subject].others)):
-        layer = _to(build(subject, OpdockConfig(), **others), dtype, device)
-        own = _to(build(subject, in_tree_config(), **others), dtype, "cpu")
-        truth = build(subject, in_tree_config(), **others).double()
+        layer = placed(subject, OpdockConfig(), dtype, device, **others)
+        own = placed(subject, in_tree_config(), dtype, "cpu", **others)
+        truth = placed(subject, in_tree_config(), torch.float64, "cpu", **others).double()
         for number, make in enumerate(LAYERS[subject].calls):
             case = f"{_built(layer)}, call {number}, {dtype}" + "".join(f", {k}={v!r}" for k, v in others.items())
             kit.trying(case)
@@ -188,7 +207,15 @@ def _call(
     if form is not None:
         form.append(", ".join(_kind(each) for each in out) + " as a tuple" if isinstance(out, tuple) else _kind(out))
     results: tuple[Any, ...] = oracle.several(out)  # a linear layer also returns its bias, or None
-    return [t.cpu() for t in results if isinstance(t, torch.Tensor)]
+    return [t.cpu() for t in (*results, *_cached(args)) if isinstance(t, torch.Tensor)]
+
+
+def _cached(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return what a contiguous cache among the arguments holds after a call, which fills it."""
+    from opdock.nn.attention import LayerCache
+
+    caches = [a for a in args if isinstance(a, LayerCache)]
+    return [t[:, :, : c._cache.max_len] for c in caches for t in (c._keys, c._values)]
 
 
 def _kind(value: object) -> str:
@@ -207,7 +234,9 @@ def _require_close(got: list[Any], own: list[Any], exact: list[Any], dtype: torc
                 f"It gives {mine.dtype} {tuple(mine.shape)}, the in-tree layer {theirs.dtype} {tuple(theirs.shape)}.",
                 who=case,
             )
-        scale = truth.abs().max() if truth.numel() else torch.tensor(1.0)
+        if not truth.numel():
+            continue
+        scale = truth.abs().max()
         allowed = 2 * (theirs.double() - truth).abs().max() + atol + rtol * scale
         error = (mine.double() - truth).abs().nan_to_num(float("inf")).max()
         worst = max(worst, float(error / allowed))
@@ -233,14 +262,14 @@ def _where(got: torch.Tensor, truth: torch.Tensor, allowed: float) -> str:
 def copies(kit: Kit, subject: str) -> None:
     """Copies of a replaced layer, by deepcopy and by pickle, compute what the layer computes."""
     device, dtype = kit.require_device(), kit.require_platform().supported_dtypes[0]
-    layer = _to(build(subject, OpdockConfig()), dtype, device)
+    layer = placed(subject, OpdockConfig(), dtype, device)
     for how, twin in (("copy.deepcopy", copy.deepcopy), ("pickle", _pickled)):
         try:
-            made = twin(layer)
+            other = twin(layer)
         except Exception as err:
             raise Fault(f"The layer cannot be copied with {how}: {type(err).__name__}: {err}") from err
         for make in LAYERS[subject].calls:
-            outputs = [_call(each, make, _mover(dtype, device)) for each in (layer, made)]
+            outputs = [_call(each, make, _mover(dtype, device)) for each in (layer, other)]
             if not all(oracle.same_bits(a, b) for a, b in zip(*outputs, strict=True)):
                 raise Fault(
                     f"A copy made with {how} computes something else.",
@@ -252,8 +281,8 @@ def copies(kit: Kit, subject: str) -> None:
 def weights_anew(kit: Kit, subject: str) -> None:
     """Weights that are copied in after a call count from then on; weight_loader takes what the in-tree one takes."""
     device, dtype = kit.require_device(), kit.require_platform().supported_dtypes[0]
-    layer = _to(build(subject, OpdockConfig()), dtype, device)
-    other = _to(build(subject, OpdockConfig(), seed=8), dtype, device)
+    layer = placed(subject, OpdockConfig(), dtype, device)
+    other = placed(subject, OpdockConfig(), dtype, device, seed=8)
     plain = build(subject, in_tree_config())
     calls, to = LAYERS[subject].calls, _mover(dtype, device)
     _call(layer, calls[0], to)
@@ -287,7 +316,7 @@ def _pickled(layer: Any) -> Any:
 def layer_compiled(kit: Kit, subject: str) -> None:
     """The layer gives the same in compiled code, as one graph."""
     device, dtype = kit.require_device(), kit.require_platform().supported_dtypes[0]
-    layer = _to(build(subject, OpdockConfig()), dtype, device)
+    layer = placed(subject, OpdockConfig(), dtype, device)
     for make in LAYERS[subject].calls:
         torch._dynamo.reset()
         want = _call(layer, make, _mover(dtype, device))
