@@ -54,6 +54,11 @@ RESULTS = "provider.results[silu_and_mul/good]"
 
 CASES = {
     "a provider hangs": (_in_provider("import threading\nthreading.Event().wait()"), RESULTS, "did not end within 3 s"),
+    "a provider takes less than the limit for each input, and more for all": (
+        _in_provider("if x.numel():\n    import time\n    time.sleep(0.03)"),
+        "",
+        "",
+    ),
     "a provider crashes": (_in_provider("import ctypes\nctypes.string_at(0)"), RESULTS, "SIGSEGV"),
     "a provider exits": (_in_provider("raise SystemExit(0)"), RESULTS, "SystemExit"),
     "a provider ends the process": (_in_provider("import os\nos._exit(0)"), RESULTS, "exit code 0"),

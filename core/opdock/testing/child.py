@@ -11,10 +11,12 @@ import time
 from typing import Any
 
 from opdock.testing.process import kill_group, printable_tail
-from opdock.testing.settings import Settings, Target
+from opdock.testing.settings import INPUTS, Settings, Target
 from opdock.testing.template import template
 
 _READ = 1 << 16
+_LOOK = 1.0
+"""Seconds between two looks at what is being tried."""
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -93,14 +95,21 @@ class Child:
         self._folder.cleanup()
 
     def _answer(self) -> dict[str, Any]:
-        end = time.monotonic() + self._settings.timeout
-        told = bytearray()
+        limit = self._settings.timeout
+        start = moved = time.monotonic()  # moved: when the last input was begun
+        told, trail = bytearray(), self._tried()
         while True:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
+            ready, _, _ = select.select([self._answers], [], [], min(_LOOK, limit))
             if not ready:
-                kill_group(self._pid)
-                self._template.ended(self._pid)
-                raise self._died(f"It did not end within {self._settings.timeout:g} s.", timed_out=True)
+                now, tried = time.monotonic(), self._tried()
+                if tried != trail:
+                    trail, moved = tried, now
+                for since, most in ((moved, limit), (start, limit * INPUTS)):
+                    if now - since >= most:
+                        kill_group(self._pid)
+                        self._template.ended(self._pid)
+                        raise self._died(f"It did not end within {most:g} s.", timed_out=True)
+                continue
             chunk = os.read(self._answers, _READ)
             if not chunk:
                 how = self._template.ended(self._pid)
@@ -118,10 +127,13 @@ class Child:
                     return dict(answer["done"])
                 self._step = str(answer["step"])
 
+    def _tried(self) -> bytes:
+        self._trail.seek(0)
+        return self._trail.read()
+
     def _died(self, text: str, *, timed_out: bool) -> Died:
         lines = [text]
-        self._trail.seek(0)
-        tried = printable_tail(self._trail.read())
+        tried = printable_tail(self._tried())
         if tried:
             lines.append(f"input: {tried}")
         self._output.seek(0)

@@ -26,7 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--opdock-seed", type=int, default=0, metavar="N", help="of the generated inputs (0)")
     group.addoption(
-        "--opdock-timeout", type=float, default=0.0, metavar="SECONDS", help="for each check (30; 180 in full)"
+        "--opdock-timeout",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="for each input of a check (30; 180 in full)",
     )
     group.addoption("--opdock-json", metavar="FILE", default="", help="write the report there")
 

@@ -12,7 +12,10 @@ from opdock.errors import ConfigError, UnknownNameError, suggest
 
 GRIDS = ("small", "full")
 TIMEOUT = {"small": 30.0, "full": 180.0}
-"""Seconds that one check may take."""
+"""Seconds that one input of a check may take: a kernel that is compiled for it counts."""
+
+INPUTS = 10
+"""A check may take so many times the seconds of an input, however many it has."""
 
 GENERATED = {"small": 40, "full": 400}
 """Inputs drawn for a check besides the fixed ones."""
@@ -26,7 +29,7 @@ class Settings:
         plugin: name of the entry point, in ``vllm.platform_plugins`` or ``opdock.plugins``.
         grid: ``small`` is for every commit, ``full`` for a release.
         seed: of the generated inputs.
-        timeout: seconds that one check may take; 0 takes the grid's.
+        timeout: seconds that one input of a check may take; 0 takes the grid's.
         environ: environment variables that the package needs in the child.
         device: where tensors are made, where that is not the platform's: ``cpu`` for kernels in an interpreter.
     """
