@@ -45,6 +45,11 @@ def refuse(who: str | list[str], why: str | list[str], remedy: str = "") -> Batc
     )
 
 
+def declares(cls: type) -> bool:
+    """Return whether a class says ``batch_invariant = True`` in its own body: what it changes of its base may not."""
+    return bool(vars(cls).get("batch_invariant", False))
+
+
 def follow() -> None:
     """Let the IR ops follow the variable as it stands now: their calls read no environment."""
     for op in ir.registry.values():

@@ -146,11 +146,31 @@ def test_experts_are_refused(invariant: Any) -> None:
     assert "layer model.layers.1.mlp" in _refused(model) and "op moe_experts" in _refused(model)
 
 
-def test_a_quantised_product_of_torch_is_refused(checkpoints: Callable[[str], tuple[Path, Any]]) -> None:
-    """It is a product over all rows."""
-    model = load_model(checkpoints("llama")[0], dtype=torch.float32, quantization="fp8").model
+def test_a_quantised_product_of_torch_is_refused_when_the_model_is_built(
+    checkpoints: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And when the batch is made, for a model that was built without the mode."""
+    folder = checkpoints("llama")[0]
+    with pytest.raises(UnsupportedError, match=r"linear layer 'model\.layers\.0\.self_attn\.q_proj'") as caught:
+        load_model(folder, dtype=torch.float32, quantization="fp8")
+    assert "NativeScaledLinear: VLLM_BATCH_INVARIANT=1, and it does not declare batch_invariant" in str(caught.value)
+    monkeypatch.delenv(env.VLLM_BATCH_INVARIANT)
+    model = load_model(folder, dtype=torch.float32, quantization="fp8").model
+    monkeypatch.setenv(env.VLLM_BATCH_INVARIANT, "1")
     message = _refused(model)
     assert "layer model.layers.0.self_attn.qkv_proj" in message and "op aten." in message
+
+
+def test_exact_sums_of_integers_keep_the_promise(
+    invariant: Any, checkpoints: Callable[[str], tuple[Path, Any]]
+) -> None:
+    """8-bit integers: torch's product over all rows has no order to choose."""
+    model = load_model(checkpoints("llama")[0], dtype=torch.float32, quantization="int8_w8a8").model
+    assert type(model.model.layers[0].mlp.down_proj.quant_method.kernel).__name__ == "IntMatmulLinear"
+    prompts = invariant.prompts([7, 1, 33, 2])
+    alone = [invariant.logits(model, [p])[0] for p in prompts]
+    assert invariant.same(invariant.logits(model, prompts), alone)
+    assert invariant.same(invariant.logits(model, prompts, max_requests=4, max_step_tokens=9), alone)
 
 
 def test_compiled_code_is_refused_when_a_batch_or_a_text_starts(invariant: Any) -> None:

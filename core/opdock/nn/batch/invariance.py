@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opdock import ir
 from opdock.nn.attention.forward_context import set_forward_context
 from opdock.nn.attention.metadata import PADDING_SLOT, AttentionMetadata
-from opdock.nn.invariant import BatchInvarianceError, refuse, refuse_compiled
+from opdock.nn.invariant import BatchInvarianceError, declares, refuse, refuse_compiled
 from opdock.registry import OpClass
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ OTHER_ROWS: Final = (1, 129)
 """Numbers of rows for which every IR op must choose the provider that it chooses there."""
 
 _EXACT = (
-    "abs add add_ amax amin arange bitwise_and bitwise_or cat clamp clone contiguous copy_ detach div div_ embedding "
-    "empty empty_like empty_strided eq fill_ flatten full full_like gather ge gt index index_select le lift_fresh "
-    "logical_and logical_not lt masked_fill masked_fill_ maximum minimum mul mul_ ne neg new_empty new_zeros ones "
-    "ones_like reshape round slice_scatter split split_with_sizes squeeze stack sub sub_ to _to_copy unflatten "
-    "unsqueeze view where zero_ zeros zeros_like chunk"
+    "_int_mm abs add add_ amax amin arange bitwise_and bitwise_or cat clamp clone contiguous copy_ detach div div_ "
+    "embedding empty empty_like empty_strided eq fill_ flatten full full_like gather ge gt index index_select le "
+    "lift_fresh logical_and logical_not lt masked_fill masked_fill_ maximum minimum mul mul_ ne neg new_empty new_zeros "
+    "ones ones_like reshape round slice_scatter split split_with_sizes squeeze stack sub sub_ to _to_copy "
+    "unflatten unsqueeze view where zero_ zeros zeros_like chunk"
 )
 EXACT: Final = frozenset(_EXACT.split())
-"""Torch's ops whose results are rounded once, element by element, or not at all: every kernel of them agrees."""
+"""Torch's ops whose results are rounded once, element by element, or not at all, and sums of integers."""
 
 OWN: Final = frozenset(("invariant_linear", "unified_attention_with_output", "unified_kv_cache_update"))
 """Ops of this package that keep the promise; attention's backend was chosen for it."""
@@ -191,7 +191,7 @@ def _check_layer(name: str, module: torch.nn.Module) -> None:
     method: Any = getattr(module, "quant_method", None)
     for part in (module if isinstance(module, OpClass) else None, method, getattr(method, "kernel", None)):
         cls = type(part)
-        if part is None or cls.__module__.startswith("opdock.nn.") or getattr(cls, "batch_invariant", False):
+        if part is None or cls.__module__.startswith("opdock.nn.") or declares(cls):
             continue
         raise refuse(
             [f"layer {name}", f"{cls.__module__}.{cls.__qualname__}"],

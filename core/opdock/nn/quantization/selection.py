@@ -10,6 +10,7 @@ from importlib import import_module
 
 from opdock import context, env, journal
 from opdock.errors import ConfigError, RegistrationError, UnsupportedError, suggest
+from opdock.nn.invariant import declares
 from opdock.nn.quantization.kernels.base import LinearKernel
 from opdock.nn.quantization.registry import PACKAGE
 from opdock.nn.quantization.spec import KERNEL_TYPES, LinearSpec
@@ -114,6 +115,7 @@ def judge(
     capability: int | None,
     forced: str | None = None,
     disabled: Sequence[str] = (),
+    invariant: bool = False,
 ) -> tuple[type[LinearKernel] | None, list[Verdict]]:
     """Return the first kernel that can serve a layer, and what became of each that was tried.
 
@@ -123,6 +125,7 @@ def judge(
         capability: of the device, such as 90; None where the notion does not apply.
         forced: the only backend, or class name, that may be chosen.
         disabled: class names that may not be chosen.
+        invariant: whether only kernels may be chosen that declare batch invariance.
     """
     verdicts = []
     for kernel in kernels:
@@ -130,6 +133,8 @@ def judge(
             reason = f"{forced!r} was asked for"
         elif kernel.__name__ in disabled:
             reason = f"disabled by {env.VLLM_DISABLED_KERNELS}"
+        elif invariant and not declares(kernel):
+            reason = f"{env.VLLM_BATCH_INVARIANT}=1, and it does not declare batch_invariant"
         else:
             supported, reason = kernel.is_supported(capability)
             if supported:
@@ -165,12 +170,17 @@ def explain_linear_kernel(spec: LinearSpec) -> tuple[type[LinearKernel], list[Ve
         )
     disabled = env.disabled_kernels()
     capability = None if found is None else found.to_int()
-    chosen, verdicts = judge(spec, kernels, capability=capability, forced=forced, disabled=disabled)
+    invariant = env.batch_invariant()
+    chosen, verdicts = judge(
+        spec, kernels, capability=capability, forced=forced, disabled=disabled, invariant=invariant
+    )
     if chosen is None:
         raise UnsupportedError(
             f"Failed to find a kernel that can implement the linear layer {spec.prefix!r}.",
             who=f"{spec.describe()} on {platform.device_name}",
             why=[f"{verdict.kernel}: {verdict.reason}" for verdict in verdicts],
-            remedy="leave the backend free with linear_backend(None)." if forced else "use another checkpoint.",
+            remedy="leave the backend free with linear_backend(None)."
+            if forced
+            else f"use another checkpoint{f', or unset {env.VLLM_BATCH_INVARIANT}' if invariant else ''}.",
         )
     return chosen, verdicts

@@ -26,6 +26,9 @@ class LinearKernel(ABC):
     backend: ClassVar[str]
     """The name that a user forces it by."""
 
+    batch_invariant: ClassVar[bool] = False
+    """Whether a row's bits do not depend on the rows beside it, where ``invariant`` asks for that; not inherited."""
+
     def __init__(self, spec: LinearSpec) -> None:
         """Keep the facts of the layer, and whether a row's bits must not depend on the rows beside it."""
         self.spec = spec

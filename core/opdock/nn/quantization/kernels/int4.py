@@ -30,6 +30,7 @@ class TritonInt4Linear(LinearKernel):
     """The Triton kernel for few rows; for many, the weight as floats and torch's product."""
 
     backend = "triton"
+    batch_invariant = True
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str]:

@@ -18,6 +18,7 @@ class IntMatmulLinear(NativeScaledLinear):
     """``torch._int_mm``, then both scales."""
 
     backend = "torch"
+    batch_invariant = True  # sums of integers are exact, and each is scaled by itself
 
     @classmethod
     def can_implement(cls, spec: LinearSpec) -> tuple[bool, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from opdock import context, env
+from opdock import context
 from opdock.nn.kernels import triton as kernels
 from opdock.nn.quantization.kernels.native import NativeScaledLinear
 from opdock.nn.quantization.kernels.rows import dense, quantise_input
@@ -40,8 +40,6 @@ class TorchScaledLinear(NativeScaledLinear):
             return False, f"{spec.inputs} x {spec.outputs}: not multiples of 16"
         if spec.act_dtype not in (torch.bfloat16, torch.float16):
             return False, f"{spec.act_dtype} results"
-        if env.batch_invariant():
-            return False, "its bits may depend on the number of rows"
         return True, ""
 
     def apply_weights(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,6 +60,7 @@ class TritonScaledLinear(NativeScaledLinear):
     """The Triton kernel, and for many rows torch's product where that is faster."""
 
     backend = "triton"
+    batch_invariant = True
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str]:
