@@ -31,8 +31,8 @@ OTHER_ROWS: Final = (1, 129)
 _EXACT = (
     "_int_mm abs add add_ amax amin arange bitwise_and bitwise_or cat clamp clone contiguous copy_ detach div div_ "
     "embedding empty empty_like empty_strided eq fill_ flatten full full_like gather ge gt index index_select le "
-    "lift_fresh logical_and logical_not lt masked_fill masked_fill_ maximum minimum mul mul_ ne neg new_empty new_zeros "
-    "ones ones_like reshape round slice_scatter split split_with_sizes squeeze stack sub sub_ to _to_copy "
+    "lift_fresh logical_and logical_not lt masked_fill masked_fill_ maximum minimum mul mul_ ne neg new_empty "
+    "new_zeros ones ones_like reshape round slice_scatter split split_with_sizes squeeze stack sub sub_ to _to_copy "
     "unflatten unsqueeze view where zero_ zeros zeros_like chunk"
 )
 EXACT: Final = frozenset(_EXACT.split())
