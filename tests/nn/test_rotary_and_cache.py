@@ -100,6 +100,7 @@ def test_no_tokens_change_nothing() -> None:
     [
         (3, torch.zeros(6, 1, SIZE)),
         (3, torch.zeros(5, KV_HEADS, SIZE)),
+        (4, torch.zeros(4 * BLOCK, KV_HEADS, SIZE)),
         (5, torch.zeros(3, BLOCK, KV_HEADS, SIZE)),
         (6, torch.zeros(7, dtype=torch.long)),
         (7, 8),

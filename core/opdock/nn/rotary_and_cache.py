@@ -47,17 +47,18 @@ def _definition(
     Batch: invariant; each element on its own.
     Raises: CacheShapeError, and what ``rotary_embedding`` raises.
     """
-    blocks, block_size, heads, size = key_cache.shape
-    whole = value.shape[1:] == key_cache.shape[2:] and value_cache.shape == key_cache.shape and size == head_size
-    if not whole or value.shape[0] != slot_mapping.shape[0] or key.shape[1:].numel() != heads * size:
+    whole = key_cache.dim() == 4 and value_cache.shape == key_cache.shape and key_cache.shape[3] == head_size
+    rows = (*slot_mapping.shape, *key_cache.shape[2:])
+    if not whole or value.shape != rows or key.shape[1:].numel() != value.shape[1:].numel():
         shapes = [tuple(t.shape) for t in (key, value, slot_mapping, key_cache, value_cache)]
         raise CacheShapeError(
             "rotary_and_cache: key {}, value {}, slots {} and caches {} and {} do not fit.".format(*shapes),
             remedy="one slot for each row, and caches (num_blocks, block_size, kv_heads, head_size).",
         )
     query, key = ir.native.rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)
-    kept = (slot_mapping >= 0) & (slot_mapping < blocks * block_size)
-    slots = torch.where(kept, slot_mapping, blocks * block_size).long()  # padding goes to a row behind the cache
+    count = key_cache.shape[0] * key_cache.shape[1]
+    kept = (slot_mapping >= 0) & (slot_mapping < count)
+    slots = torch.where(kept, slot_mapping, count).long()  # padding goes to a row behind the cache
     new_keys = _with_rows(key_cache, key.view(value.shape), slots, k_scale)
     return query, key, new_keys, _with_rows(value_cache, value, slots, v_scale)
 
