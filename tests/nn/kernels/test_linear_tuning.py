@@ -12,11 +12,11 @@ ONE, FEW, MORE = Tiles(1, 8, 1024, 1, 1, 4, row=True), Tiles(16, 64, 0, 2, 4, 4)
 
 def test_the_entry_with_the_fewest_rows_that_are_enough_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the last one, and where there is none for so many outputs, the formula."""
-    formula = {rows: int4_tiles(rows, 14336, 4096, 128) for rows in (1, 33)}
-    few = int4_tiles(16, 4096, 4096, 128)
+    monkeypatch.setattr(linear_tuning, "BEST_INT4", {})
+    beyond, few = int4_tiles(33, 14336, 4096, 128), int4_tiles(16, 4096, 4096, 128)
     monkeypatch.setattr(linear_tuning, "BEST_INT4", {(True, 32): MORE, (True, 1): ONE, (True, 16): FEW})
     found = [int4_tiles(rows, 14336, 4096, 128) for rows in (1, 2, 16, 17, 32, 33)]
-    assert found == [ONE, FEW, FEW, MORE, MORE, formula[33]]
+    assert found == [ONE, FEW, FEW, MORE, MORE, beyond]
     assert int4_tiles(16, 4096, 4096, 128) == few
 
 

@@ -38,13 +38,37 @@ MULTIPROCESSORS = 132
 """Of the GPU that the figures were measured on."""
 
 
-BEST_INT4: dict[tuple[bool, int], Tiles] = {}
+BEST_INT4: dict[tuple[bool, int], Tiles] = {
+    (False, 1): Tiles(1, 4, 512, 1, 1, 2, dependent=True, row=True),
+    (False, 16): Tiles(16, 64, 0, 4, 3, 4, step=128, wide=True, dependent=True),
+    (False, 32): Tiles(32, 64, 0, 4, 4, 4, step=64, wide=True, dependent=True),
+    (True, 1): Tiles(8, 64, 0, 1, 3, 4, wide=True, dependent=True),
+    (True, 16): Tiles(16, 64, 0, 1, 3, 4, step=128, wide=True, dependent=True),
+    (True, 32): Tiles(32, 128, 0, 2, 4, 4, step=64, wide=True, dependent=True),
+}
 """For groups of 128, by whether 64 outputs each give every multiprocessor a program, and the most rows."""
 
-BEST_SCALED: dict[tuple[bool, int], Tiles | None] = {}
+BEST_SCALED: dict[tuple[bool, int], Tiles | None] = {
+    (False, 16): Tiles(16, 64, 256, 2, 5, 4, dependent=True),
+    (False, 32): Tiles(32, 64, 256, 2, 5, 4, dependent=True),
+    (False, 64): Tiles(64, 64, 256, 2, 5, 4, dependent=True),
+    (False, 256): None,
+    (False, 4096): None,
+    (True, 16): Tiles(16, 64, 256, 1, 3, 4),
+    (True, 32): Tiles(32, 64, 256, 1, 3, 4),
+    (True, 64): Tiles(64, 64, 256, 1, 3, 4, dependent=True),
+    (True, 256): None,
+    (True, 4096): None,
+}
 """For products with scales of rows, likewise; None: torch's product."""
 
-BEST_ONE_SCALE: dict[tuple[bool, int], Tiles | None] = {}
+BEST_ONE_SCALE: dict[tuple[bool, int], Tiles | None] = {
+    (False, 16): Tiles(16, 64, 256, 2, 5, 4, dependent=True),
+    (False, 32): Tiles(32, 64, 256, 2, 5, 4, dependent=True),
+    (True, 16): Tiles(16, 64, 128, 1, 5, 4, dependent=True),
+    (True, 32): Tiles(32, 64, 256, 1, 3, 4),
+    (True, 64): Tiles(64, 64, 256, 1, 3, 4, dependent=True),
+}
 """For products with one scale for each side, likewise."""
 
 LONG = 2048
