@@ -14,7 +14,7 @@ from opdock.nn.attention.paged_cache import (
     swap_blocks,
 )
 from opdock.nn.attention.registry import register_backend, unregister_backend
-from opdock.nn.attention.selector import get_attn_backend
+from opdock.nn.attention.selector import attention_backend, get_attn_backend
 
 __all__ = [
     "Attention",
@@ -29,6 +29,7 @@ __all__ = [
     "LayerCache",
     "MultipleOf",
     "PagedKVCache",
+    "attention_backend",
     "attention_layers",
     "copy_blocks",
     "get_attn_backend",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,26 @@ KV_CACHE_DTYPES: Mapping[torch.dtype, str] = {
     torch.float8_e4m3fnuz: "fp8_e4m3",
     torch.float8_e5m2: "fp8_e5m2",
 }
+
+
+_forced: ContextVar[str | None] = ContextVar("opdock.attention_backend", default=None)
+
+
+@contextlib.contextmanager
+def attention_backend(name: str | None) -> Iterator[None]:
+    """Force a backend for layers that ask for none and whose paged cache is made and bound inside; None leaves it free.
+
+    A layer that it does not fit is an error when its cache is made.
+
+    Raises: UnknownNameError naming the nearest.
+    """
+    if name is not None:
+        registry.backend_class(name)
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
 
 
 @dataclass(frozen=True)
@@ -198,7 +220,7 @@ def choose_for_layer(
     )
     return select(
         config,
-        backend=backend,
+        backend=_forced.get() if backend is None else backend,
         num_heads=spec.num_heads,
         platform=platform,
         device_type=device_type,
