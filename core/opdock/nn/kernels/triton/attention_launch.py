@@ -198,8 +198,7 @@ def paged_attention(
         "CHUNK": max(2, min(16, MERGED_ELEMENTS // (triton.next_power_of_2(group) * head_pad))),
         "PRECISION": "ieee",  # without meaning in 16 bits, where Triton refuses others on AMD's GPUs but gfx942
     }
-    several = metadata.max_query_len > 1
-    small_memory = has_small_memory(index) and not common["QUANTISED"]  # tiles of 8 bits fit as they are
+    several, small_memory = metadata.max_query_len > 1, has_small_memory(index)
     if several:
         t = prompts or tuning_for_prompts(spec, itemsize=query.element_size(), small_memory=small_memory)
         block_q = t.block_m // group
