@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -304,8 +306,12 @@ def main(folder: Path) -> int:
 
     folder.mkdir(parents=True, exist_ok=True)
     files = {target: folder / f"triton-{target}.json" for target in TARGETS}
-    running = [subprocess.Popen([sys.executable, __file__, str(path), target]) for target, path in files.items()]
-    if any([process.wait() for process in running]):
+    with tempfile.TemporaryDirectory() as cache:  # nothing that another process made
+        environ = {**os.environ, "TRITON_CACHE_DIR": cache}
+        commands = [[sys.executable, __file__, str(path), target] for target, path in files.items()]
+        running = [subprocess.Popen(command, env=environ) for command in commands]
+        ended = [process.wait() for process in running]
+    if any(ended):
         return 1
     each = [json.loads(path.read_text(encoding="utf-8")) for path in files.values()]
     found = [Made(**one) for told in each for one in told["made"]]
