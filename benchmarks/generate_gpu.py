@@ -235,7 +235,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="of prompts, and of answers")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="few rounds; more noise")
-    parser.add_argument("--out", type=Path, help="folder for generate_gpu.json and generate_gpu.txt")
+    parser.add_argument("--record", default="generate_gpu", metavar="NAME", help="of the two files; with --out")
+    parser.add_argument("--out", type=Path, help="folder for NAME.json and NAME.txt")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch._dynamo.config.recompile_limit = 64  # one for each model and batch size
@@ -270,9 +271,10 @@ def main() -> int:
     name = f"random weights, {given.layers} layers" if given.random else "SmolLM2-135M-Instruct from its GGUF file"
     conditions = (
         f"{name}, on {where}; prompts of {given.tokens} tokens and {given.tokens} new ones, medians of {rounds} "
-        "interleaved rounds, the prompt's time included. transformers has the same weights, dequantised."
+        "interleaved rounds, the prompt's time included. transformers has the same weights, dequantised, and "
+        f"its fastest attention here, {base.config._attn_implementation}."
     )
-    name = "generate_gpu_text" if given.parts == "text" else "generate_gpu"
+    name = "generate_gpu_text" if given.parts == "text" else given.record
     result = Result(name, conditions, ["torch", "triton", "transformers", "opdock", "opdock-cuda"], rows, raw)
     print(result.conditions + "\n\n" + result.table())
     if given.out is not None:
