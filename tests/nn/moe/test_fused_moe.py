@@ -222,3 +222,14 @@ def test_batch_invariance_gives_a_row_the_same_bits_in_any_batch(
     whole = made(x, logits)
     for rows in (slice(0, 1), slice(11, 12), slice(5, 33), slice(0, 39)):
         assert torch.equal(made(x[rows], logits[rows]), whole[rows])
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, HIDDEN), (3, 7)), ((3, HIDDEN), (3, 9)), ((3, HIDDEN), (2, 8)), ((3, 31), (3, 8))]
+)
+def test_rows_and_logits_that_do_not_fit_are_refused_with_the_layers_name(shapes: Any, config: Any) -> None:
+    """Logits of an expert too many would route tokens to no expert without a word."""
+    made = layer(prefix="layers.3.mlp")
+    wide, narrow = (torch.randn(*shape) for shape in shapes)
+    with pytest.raises(ConfigError, match=r"do not fit the experts[\s\S]*layers.3.mlp"):
+        made(wide, narrow)

@@ -174,10 +174,18 @@ class Attention(PluggableLayer):
             key: of any shape.
             value: of any shape.
             kv_dtype: of the cache.
+
+        Raises: ConfigError, with the layer's name, for NaN and infinite numbers.
         """
         limit = torch.finfo(kv_dtype).max
         for scale, tensor in ((self.k_scale, key), (self.v_scale, value)):
             largest = tensor.detach().abs().amax().float()
+            if not bool(largest.isfinite()):
+                raise ConfigError(
+                    "Keys and values with NaN or infinite numbers give no scale.",
+                    who=f"layer {self.prefix}",
+                    remedy="take those of a text that the model can compute.",
+                )
             scale.copy_(torch.where(largest > 0, largest / limit, torch.ones_like(largest)))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:  # noqa: FBT001, FBT002
@@ -241,6 +249,8 @@ class Attention(PluggableLayer):
         key_cache, value_cache, impl = self.key_cache, self.value_cache, self.impl
         if key_cache is None or value_cache is None:
             raise ConfigError(f"The attention layer {self.prefix!r} has no paged cache.", remedy="call bind().")
+        if not q.shape[0] == k.shape[0] == v.shape[0]:
+            raise self.wrong_rows(q, k, v)
         _, metadata = get_forward_context().step(self.prefix, q.shape[0], key_cache)
         impl.update_cache(k, v, key_cache, value_cache, metadata)
         whole = impl.prompts_alone(q, k, v, metadata)
@@ -249,6 +259,17 @@ class Attention(PluggableLayer):
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         impl.forward(q, k, v, key_cache, value_cache, metadata, output)
         return output
+
+    def wrong_rows(self, query: Tensor, key: Tensor, value: Tensor) -> ConfigError:
+        """Return the error for queries, keys and values that are not one of each for every token."""
+        rows = [tensor.shape[0] for tensor in (query, key, value)]
+        return ConfigError(
+            f"{rows[0]} queries, {rows[1]} keys and {rows[2]} values are not one of each for every token.",
+            who=f"layer {self.prefix}",
+            why=f"A token has {self.num_heads} query heads and {self.num_kv_heads} key and value heads of "
+            f"{self.head_size} numbers.",
+            remedy="give the layer rows of one step.",
+        )
 
     def _featured(self, query: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
         """Attend sequence by sequence, by the formula."""

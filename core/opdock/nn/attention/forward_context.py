@@ -56,6 +56,12 @@ class ForwardContext:
                 who=f"layer {layer_name}",
                 remedy="make the metadata for the tokens of this step, padding rows included.",
             )
+        if metadata.block_size not in (None, block_size):
+            raise ConfigError(
+                f"The step counts slots in blocks of {metadata.block_size}, and the cache has blocks of {block_size}.",
+                who=f"layer {layer_name}",
+                remedy=f"AttentionMetadata.build(…, block_size={block_size}).",
+            )
         fits = metadata.block_table.shape[1] * block_size
         if metadata.max_seq_len > fits:
             raise ConfigError(

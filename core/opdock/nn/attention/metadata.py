@@ -33,6 +33,7 @@ class AttentionMetadata:
         query_lens: the new tokens of each request on the host, where they are known there: a backend may take another
             kernel for prompts without a prefix. None in a step that is captured for later replays.
         context_lens: positions of each request before this step on the host, likewise.
+        block_size: positions of a block that the slots were counted with; None: not known.
 
     All tensors are on the model's device. The tensors may be changed in place between replays of a CUDA graph; the
     numbers may not.
@@ -47,6 +48,7 @@ class AttentionMetadata:
     max_seq_len: int
     query_lens: tuple[int, ...] | None = None
     context_lens: tuple[int, ...] | None = None
+    block_size: int | None = None
 
     @property
     def num_requests(self) -> int:
@@ -76,11 +78,24 @@ class AttentionMetadata:
             num_tokens: rows of the step, if there are padding rows behind the tokens.
             max_blocks: columns of the block table; None: as many as needed.
 
-        Raises: ConfigError for a request with more new tokens than positions, or a block table too short.
+        Raises: ConfigError for a request with more new tokens than positions, a block table too short or with a
+            block below 0, and lists of different lengths.
         """
+        if block_size < 1 or not len(query_lens) == len(seq_lens) == len(block_tables):
+            raise ConfigError(
+                f"{len(query_lens)} numbers of new tokens, {len(seq_lens)} lengths and {len(block_tables)} tables of "
+                f"blocks of {block_size} positions make no step.",
+                remedy="give one of each for every request, and blocks of one position or more.",
+            )
         slots: list[int] = []
         for request, (new, total, blocks) in enumerate(zip(query_lens, seq_lens, block_tables, strict=True)):
             check_request_blocks(request, new, total, len(blocks), block_size)
+            if blocks and min(blocks) < 0:
+                raise ConfigError(
+                    f"Request {request} has the block {min(blocks)}.",
+                    why="Its keys and values would be taken for padding and go nowhere.",
+                    remedy="use the blocks that the allocator gave.",
+                )
             slots += slots_of(blocks, total - new, total, block_size)
         rows = len(slots) if num_tokens is None else num_tokens
         if rows < len(slots):
@@ -107,6 +122,7 @@ class AttentionMetadata:
             max_seq_len=max([0, *seq_lens]),
             query_lens=tuple(query_lens),
             context_lens=tuple(total - new for new, total in zip(query_lens, seq_lens, strict=True)),
+            block_size=block_size,
         )
 
 

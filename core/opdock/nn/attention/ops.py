@@ -63,6 +63,8 @@ def unified_attention_with_output(
         update_cache: whether the step's keys and values are still to be written.
     """
     layer, metadata = get_forward_context().step(layer_name, query.shape[0], key_cache)
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        raise layer.wrong_rows(query, key, value)
     layer.impl.check_output_scales(output_scale, output_block_scale)
     if update_cache:
         layer.impl.update_cache(key, value, key_cache, value_cache, metadata)

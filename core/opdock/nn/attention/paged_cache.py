@@ -15,6 +15,19 @@ from opdock.errors import ConfigError, UnsupportedError
 if TYPE_CHECKING:
     from opdock.nn.attention.attention import Attention
 
+KV_CACHE_DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
+    {
+        torch.float16: "float16",
+        torch.bfloat16: "bfloat16",
+        torch.float32: "float32",
+        torch.float64: "float64",
+        torch.float8_e4m3fn: "fp8_e4m3",
+        torch.float8_e4m3fnuz: "fp8_e4m3",
+        torch.float8_e5m2: "fp8_e5m2",
+    }
+)
+"""What a cache may hold, and how backends name it."""
+
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
 """What a quantised cache may hold."""
 
@@ -82,7 +95,8 @@ class PagedKVCache:
         model_dtype: of the queries; None: that of the cache, or torch's default beside an 8-bit cache.
         device: None takes torch's default.
 
-    Raises: UnsupportedError, naming the layer, if no attention backend takes such a cache.
+    Raises: ConfigError for sizes below 1 and a dtype that is none of a cache; UnsupportedError, naming the layer, if
+        no attention backend takes such a cache.
     """
 
     def __init__(
@@ -103,6 +117,9 @@ class PagedKVCache:
             )
         self.num_blocks, self.block_size = num_blocks, block_size
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        if self.dtype not in KV_CACHE_DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_CACHE_DTYPES)
+            raise ConfigError(f"A cache cannot hold {self.dtype}.", remedy=f"use one of {known}.")
         wide = torch.get_default_dtype() if self.dtype in FP8_DTYPES else self.dtype
         self.model_dtype = wide if model_dtype is None else model_dtype
         self.allocator = BlockAllocator(num_blocks)
@@ -181,7 +198,11 @@ def copy_blocks(caches: Sequence[tuple[Tensor, Tensor]], block_mapping: Tensor) 
     Args:
         caches: key and value cache of each layer; both are written.
         block_mapping: (pairs, 2) int64, source and destination; no destination may be a source or come twice.
+
+    Raises: ConfigError for a mapping that breaks this, where it lies on the host.
     """
+    for pair in caches[:1]:
+        _check_mapping(block_mapping, pair[0].shape[0], pair[0].shape[0], one_cache=True)
     source, destination = block_mapping[:, 0], block_mapping[:, 1]
     for pair in caches:
         for cache in pair:
@@ -197,7 +218,8 @@ def swap_blocks(source: Tensor, destination: Tensor, block_mapping: Tensor) -> N
         destination: likewise with its own number of blocks; written.
         block_mapping: (pairs, 2) int64: block of source, block of destination.
 
-    Raises: ConfigError if blocks of the two differ in shape or dtype.
+    Raises: ConfigError if blocks of the two differ in shape or dtype, and for a mapping on the host that names a block
+        that is not there, or a destination twice.
     """
     if source.shape[1:] != destination.shape[1:] or source.dtype != destination.dtype:
         raise ConfigError(
@@ -208,7 +230,31 @@ def swap_blocks(source: Tensor, destination: Tensor, block_mapping: Tensor) -> N
             ],
             remedy="allocate both caches with one block size, dtype and number of heads.",
         )
+    _check_mapping(block_mapping, source.shape[0], destination.shape[0])
     if source.dtype in FP8_DTYPES:
         source, destination = source.view(torch.uint8), destination.view(torch.uint8)
     moved = source.index_select(0, block_mapping[:, 0].to(source.device))
     destination.index_copy_(0, block_mapping[:, 1].to(destination.device), moved.to(destination.device))
+
+
+def _check_mapping(mapping: Tensor, sources: int, destinations: int, *, one_cache: bool = False) -> None:
+    """Raise ConfigError for a mapping of another shape, and where it can be read, for blocks that cannot be."""
+    why = ""
+    if mapping.dim() != 2 or mapping.shape[1] != 2:
+        why = f"Its shape is {tuple(mapping.shape)}."
+    elif mapping.device.type == "cpu":
+        pairs = mapping.tolist()
+        wrong = [(s, d) for s, d in pairs if not (0 <= s < sources and 0 <= d < destinations)]
+        written = [d for _, d in pairs]
+        if wrong:
+            why = f"{wrong[0]}: the blocks are 0 to {sources - 1}, and 0 to {destinations - 1}."
+        elif len({*written}) != len(written):
+            why = "A block is written twice."
+        elif one_cache and {*written} & {s for s, _ in pairs}:
+            why = "A block is read and written."
+    if why:
+        raise ConfigError(
+            "The mapping of blocks cannot be carried out.",
+            why=why,
+            remedy="give pairs of a source and a destination of its own, shape (pairs, 2).",
+        )

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
 
 from opdock import context, env
 from opdock.errors import UnsupportedError
 from opdock.nn.attention import registry
 from opdock.nn.attention.backend import AttentionBackend, AttentionSelectorConfig
 from opdock.nn.attention.impl import AttentionSpec
+from opdock.nn.attention.paged_cache import KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
+    import torch
+
     from opdock.platforms.enums import DeviceCapability
     from opdock.platforms.interface import Platform
 
 _log = logging.getLogger("opdock")
 _ORDER = ("TRITON_ATTN", "SDPA", "NATIVE")
-KV_CACHE_DTYPES: Mapping[torch.dtype, str] = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float8_e4m3fn: "fp8_e4m3",
-    torch.float8_e4m3fnuz: "fp8_e4m3",
-    torch.float8_e5m2: "fp8_e5m2",
-}
-
-
 _forced: ContextVar[str | None] = ContextVar("opdock.attention_backend", default=None)
 
 

@@ -179,6 +179,14 @@ class FusedMoE(PluggableLayer):
         """
         if router_logits is None:
             router_logits = self._logits(hidden_states)
+        shape = (hidden_states.shape[0], self.routing.num_experts)
+        if hidden_states.dim() != 2 or hidden_states.shape[1] != self.hidden_size or router_logits.shape != shape:
+            raise ConfigError(
+                f"Rows {tuple(hidden_states.shape)} and logits {tuple(router_logits.shape)} do not fit the experts.",
+                who=self.prefix,
+                why=f"Rows are (tokens, {self.hidden_size}), logits (tokens, {self.routing.num_experts}).",
+                remedy="give each token its row and a logit for every expert.",
+            )
         out = self._experts(hidden_states, router_logits)
         if self.shared_experts is not None and self.ep_rank == 0:
             shared = self.shared_experts(hidden_states)

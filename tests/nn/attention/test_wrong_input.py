@@ -1,0 +1,105 @@
+"""What a caller can give wrongly is refused in words, where it can be known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import opdock
+from opdock.errors import ConfigError
+from opdock.nn.attention import (
+    Attention,
+    AttentionMetadata,
+    PagedKVCache,
+    copy_blocks,
+    set_forward_context,
+    swap_blocks,
+)
+
+
+@pytest.fixture(autouse=True)
+def _config() -> Iterator[None]:
+    with opdock.set_current_config():
+        yield
+
+
+def _layer() -> Attention:
+    return Attention(4, 16, 0.25, 2, prefix="layers.0.attn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"block_tables": [[-1]]}, r"has the block -1[\s\S]*go nowhere"),
+        ({"block_size": 0}, "blocks of 0 positions make no step"),
+        ({"seq_lens": [1, 1]}, "2 lengths and 1 tables"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused_on_the_host(changes: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"query_lens": [1], "seq_lens": [1], "block_tables": [[0]], "block_size": 16, **changes}
+    with pytest.raises(ConfigError, match=words):
+        AttentionMetadata.build(**given)
+
+
+def test_slots_counted_in_blocks_of_another_size_name_the_layer() -> None:
+    layer = _layer()
+    cache = PagedKVCache({"layers.0.attn": layer}, num_blocks=4)
+    cache.bind()
+    step = AttentionMetadata.build(query_lens=[1], seq_lens=[20], block_tables=[[0, 1, 2]], block_size=8)
+    with set_forward_context(step, cache), pytest.raises(ConfigError, match=r"blocks of 8.*blocks of 16") as found:
+        layer(torch.randn(1, 64), torch.randn(1, 32), torch.randn(1, 32))
+    assert "layers.0.attn" in str(found.value)
+
+
+@pytest.mark.parametrize("rows", [(1, 2, 1), (1, 1, 2), (2, 1, 1)])
+@pytest.mark.parametrize("traced", [False, True])
+def test_keys_and_values_of_other_tokens_than_the_queries_are_refused(
+    rows: tuple[int, int, int], *, traced: bool
+) -> None:
+    """Kernels would read past the end."""
+    layer = _layer()
+    layer._direct = not traced  # as on a platform whose attention is one op in any case
+    cache = PagedKVCache({"layers.0.attn": layer}, num_blocks=4)
+    cache.bind()
+    step = AttentionMetadata.build(query_lens=[rows[0]], seq_lens=[2], block_tables=[[0]], block_size=16)
+    q, k, v = (torch.randn(n, width) for n, width in zip(rows, (64, 32, 32), strict=True))
+    with set_forward_context(step, cache), pytest.raises(ConfigError, match="not one of each for every token"):
+        layer(q, k, v)
+
+
+def test_a_cache_of_integers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot hold torch.int8[\s\S]*float8_e4m3fn"):
+        PagedKVCache({"layers.0.attn": _layer()}, num_blocks=4, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_scales_are_not_calculated_from_numbers_that_are_none(number: float) -> None:
+    layer = _layer()
+    with pytest.raises(ConfigError, match=r"give no scale[\s\S]*layers.0.attn"):
+        layer.calculate_kv_scales(torch.tensor([1.0, number]), torch.ones(2), torch.float8_e4m3fn)
+    assert float(layer.k_scale) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ([[0, 9]], "the blocks are 0 to 3"),
+        ([[-1, 1]], "the blocks are 0 to 3"),
+        ([[0, 1], [2, 1]], "written twice"),
+        ([[0, 1], [1, 2]], "read and written"),
+        ([0, 1], "shape is"),
+    ],
+)
+def test_mappings_of_blocks_that_cannot_be_carried_out_change_nothing(pairs: Any, words: str) -> None:
+    keys, values = torch.randn(4, 16, 2, 8), torch.randn(4, 16, 2, 8)
+    before = keys.clone()
+    with pytest.raises(ConfigError, match=words):
+        copy_blocks([(keys, values)], torch.tensor(pairs))
+    assert torch.equal(keys, before)
+    if "read and written" not in words:
+        with pytest.raises(ConfigError, match=words):
+            swap_blocks(values, keys, torch.tensor(pairs))
+    assert torch.equal(keys, before)
