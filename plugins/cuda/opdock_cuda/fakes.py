@@ -1,6 +1,6 @@
 """What the kernels return, without running them: for FakeTensorMode and compiled code.
 
-Importing this needs the kernels: ``library.load`` does it. Results are dense, whatever the strides of x.
+``library.load`` calls ``register`` once the kernels are there. Results are dense, whatever the strides of x.
 """
 
 # ruff: noqa: ARG001, FBT001 - the parameters are those of the schemas
@@ -106,6 +106,13 @@ FAKES: dict[str, Callable[..., Any]] = {
     "rotary_and_cache_": _in_place,
 }
 
-for _name, _fake in FAKES.items():
-    if hasattr(torch.ops.opdock_cuda, _name):  # a file of an older build has not all
-        register_fake(f"opdock_cuda::{_name}", _fake)
+
+def missing() -> list[str]:
+    """Return which of the ops the loaded kernels do not have: an older build has not all."""
+    return [name for name in FAKES if not hasattr(torch.ops.opdock_cuda, name)]
+
+
+def register() -> None:
+    """Register every fake; once in a process, for torch refuses a second one of an op."""
+    for name, fake in FAKES.items():
+        register_fake(f"opdock_cuda::{name}", fake)

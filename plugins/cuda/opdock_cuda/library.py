@@ -11,6 +11,8 @@ import json
 import re
 from pathlib import Path
 
+from opdock_cuda import elf
+
 FILE, FACTS = "_C.abi3.so", "_C.json"
 OLDEST_TORCH = (2, 11)
 OLDEST_CAPABILITY = (8, 0)
@@ -29,7 +31,11 @@ def load() -> bool:
 
 @functools.cache
 def why_not() -> str:
-    """Return why the kernels cannot be loaded, "" where they are; the linker's words where it has any."""
+    """Return why the kernels cannot be loaded, "" where they are; the linker's words where it has any.
+
+    It is tried once: what half a try has registered stays, and a second one would fail of that. So the first reason is
+    kept, whatever it was, and told each time.
+    """
     import torch
 
     folder = Path(__file__).parent
@@ -37,13 +43,22 @@ def why_not() -> str:
     if reason:
         return reason
     try:
+        cut_off = elf.cut_off(folder / FILE)
+        if cut_off:
+            return f"{FILE} cannot be loaded: {folder / FILE}: {cut_off}"
         compiled = importlib.import_module("opdock_cuda._C")
-    except (ImportError, OSError, RuntimeError) as err:
+    except Exception as err:  # noqa: BLE001 - of the linker, of the module, of torch about its ops: a reason, no error
         return f"{FILE} cannot be loaded: {err}"
-    importlib.import_module("opdock_cuda.fakes")
-    from opdock_cuda import direct  # imports torch
+    from opdock_cuda import direct, fakes  # import torch
 
-    direct.connect(compiled)
+    missing = fakes.missing()
+    if missing:
+        return f"{FILE} is of an older build, without {', '.join(missing)}: build the package again"
+    try:
+        fakes.register()
+        direct.connect(compiled)
+    except Exception as err:  # noqa: BLE001 - likewise
+        return f"{FILE} does not work with torch {torch.__version__}: {err}"
     return ""
 
 

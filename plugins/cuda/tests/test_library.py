@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 
-from opdock_cuda import library
+from opdock_cuda import elf, library
 from opdock_cuda.library import FILE, runs_on, unfit
 
 
@@ -82,8 +83,23 @@ def _compile(file: Path, source: str) -> None:
     if compiler is None:
         pytest.skip("needs a C compiler")
     file.parent.mkdir(parents=True, exist_ok=True)
-    line = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(file)]
+    headers = sysconfig.get_paths()["include"]
+    line = [compiler, "-shared", "-fPIC", f"-I{headers}", "-x", "c", "-", "-o", str(file)]
     subprocess.run(line, input=source, text=True, check=True)
+
+
+MODULE = (
+    "#define Py_LIMITED_API 0x030A0000\n#include <Python.h>\n"
+    'static struct PyModuleDef def = {PyModuleDef_HEAD_INIT, "_C", 0, -1};\n'
+    "PyMODINIT_FUNC PyInit__C(void) { return PyModule_Create(&def); }\n"
+)
+"""A module as the kernels' own is, which registers no op."""
+
+
+def _compile_module(file: Path, source: str = MODULE) -> None:
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        pytest.skip("needs the headers of Python")
+    _compile(file, source)
 
 
 WHY = (
@@ -130,3 +146,58 @@ def test_the_object_of_another_python_is_no_kernels_and_says_how_to_build_them(t
     """An ABI-tagged file is one that this Python does not look for, so it does not count as there."""
     _compile(tmp_path / "opdock_cuda" / "_C.cpython-399-x86_64-linux-gnu.so", "int other(void) { return 0; }\n")
     assert _under_a_copy(tmp_path, WHY).startswith("built without CUDA kernels: ")
+
+
+@pytest.mark.parametrize("kept", [4096, -1])
+def test_a_file_that_is_cut_off_is_a_reason_and_not_the_end_of_the_process(tmp_path: Path, kept: int) -> None:
+    """The linker would map what is not there, and the process would die of SIGBUS."""
+    file = tmp_path / "opdock_cuda" / FILE
+    _compile(file, "char data[100000] = {1};\nint PyInit__C(void) { return 0; }\n")
+    whole = file.read_bytes()
+    assert elf.cut_off(file) == ""
+    file.write_bytes(whole[:kept])
+    reason = _under_a_copy(tmp_path, WHY).splitlines()[0]
+    assert reason.startswith(f"{FILE} cannot be loaded: {file}: file cut off: it has ")
+    assert reason.endswith(f" bytes of {len(whole):,}")
+
+
+def test_a_file_of_another_processor_is_a_reason_in_the_linkers_words(tmp_path: Path) -> None:
+    file = tmp_path / "opdock_cuda" / FILE
+    _compile(file, "int PyInit__C(void) { return 0; }\n")
+    data = bytearray(file.read_bytes())
+    data[18:20] = (0x1234).to_bytes(2, "little")  # e_machine
+    file.write_bytes(data)
+    reason, loaded = _under_a_copy(tmp_path, WHY).splitlines()
+    assert reason.startswith(f"{FILE} cannot be loaded: {file}: ") and loaded == "False"
+
+
+def test_a_module_that_fails_in_its_own_words_is_a_reason(tmp_path: Path) -> None:
+    create = "return PyModule_Create(&def);"
+    source = MODULE.replace(create, '(void)&def; PyErr_SetString(PyExc_ValueError, "own words"); return 0;')
+    _compile_module(tmp_path / "opdock_cuda" / FILE, source)
+    assert _under_a_copy(tmp_path, WHY).splitlines() == [f"{FILE} cannot be loaded: own words", "False"]
+
+
+def test_an_older_build_without_some_of_the_ops_is_told_with_their_names_each_time(tmp_path: Path) -> None:
+    _compile_module(tmp_path / "opdock_cuda" / FILE)
+    some = (
+        "import torch\nlib = torch.library.Library('opdock_cuda', 'FRAGMENT')\n"
+        "from opdock_cuda import fakes\n"
+        "[lib.define(f'{n}(Tensor x) -> Tensor') for n in fakes.FAKES if n not in ('token_fp8', 'rms_norm')]\n"
+    )
+    want = f"{FILE} is of an older build, without rms_norm, token_fp8: build the package again"
+    assert _under_a_copy(tmp_path, some + WHY + WHY).splitlines() == [want, "False"] * 2
+
+
+def test_what_torch_says_about_an_op_half_way_is_the_reason_each_time(tmp_path: Path) -> None:
+    """A second try would say that the first op has a fake already, which the first try gave it."""
+    _compile_module(tmp_path / "opdock_cuda" / FILE)
+    taken = (
+        "import torch\nlib = torch.library.Library('opdock_cuda', 'FRAGMENT')\n"
+        "from opdock_cuda import fakes\n"
+        "[lib.define(f'{n}(Tensor x) -> Tensor') for n in fakes.FAKES]\n"
+        "lib.impl('token_fp8', lambda x: x, 'CompositeImplicitAutograd')\n"  # torch takes no fake beside that
+    )
+    lines = _under_a_copy(tmp_path, taken + WHY + WHY).splitlines()
+    assert lines == lines[:2] * 2 and lines[1] == "False"
+    assert "does not work with torch" in lines[0] and "token_fp8" in lines[0]
