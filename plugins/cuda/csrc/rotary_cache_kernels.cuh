@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(ROUNDS == 1 ? 640 : 1024)
     at[r] = nullptr;
     if (head >= query.count + key.count) continue;
     at[r] = head_of<T>(query, key, token, head) + (NEOX ? pair : 2 * pair);
-    one[r] = load_once(at[r]);
-    if constexpr (NEOX) two[r] = load_once(at[r] + half);
+    one[r] = load<Stay::Replaced>(at[r]);
+    if constexpr (NEOX) two[r] = load<Stay::Replaced>(at[r] + half);
   }
   const int linear = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
   const int each = head_size / VEC, all = value.count * each;
