@@ -226,3 +226,10 @@ def test_either_package_can_be_imported_first(first: str) -> None:
     code = f"import {first}, opdock.nn.layers, opdock.nn.quantization.gptq"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_a_method_of_a_tool_does_not_quantise_floats_while_they_are_loaded(method: str) -> None:
+    """And what can is named."""
+    with pytest.raises(UnsupportedError, match=r"checkpoint of floats[\s\S]*int8_w8a8"):
+        get_quantization_config(method).from_config({})

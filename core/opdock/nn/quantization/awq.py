@@ -42,6 +42,7 @@ class AWQConfig(LinearConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> AWQConfig:
         """Return the configuration of a checkpoint with ``"quant_method": "awq"``."""
+        fields.described(config, "AWQ")
         fields.choice(config, ["version", "format"], ["gemm", "GEMM"], "gemm")
         return cls(
             weight_bits=fields.integer(config, "w_bit", "bits"),

@@ -46,6 +46,7 @@ class CompressedTensorsConfig(LinearConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CompressedTensorsConfig:
         """Return the configuration of a checkpoint with ``"quant_method": "compressed-tensors"``."""
+        fields.described(config, "compressed-tensors")
         for key in ("sparsity_config", "transform_config"):
             if any((config.get(key) or {}).values()):
                 raise UnsupportedError(f"compressed-tensors with a {key} is not supported.", remedy="do without it.")

@@ -49,6 +49,15 @@ def choice(config: Mapping[str, Any], keys: Sequence[str], known: Sequence[str],
     return str(value)
 
 
+def described(config: Mapping[str, Any], method: str) -> None:
+    """Raise UnsupportedError for the empty configuration of a checkpoint of floats that is to be quantised."""
+    if not config:
+        raise UnsupportedError(
+            f"{method} does not quantise a checkpoint of floats while it is loaded.",
+            remedy='quantise it with a tool of that method first, or use quantization="fp8" or "int8_w8a8".',
+        )
+
+
 def four_bits(bits: int, method: str) -> None:
     """Raise UnsupportedError unless ``bits`` is 4."""
     if bits != 4:

@@ -51,6 +51,7 @@ class GPTQConfig(LinearConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> GPTQConfig:
         """Return the configuration of a checkpoint with ``"quant_method": "gptq"``."""
+        fields.described(config, "GPTQ")
         if config.get("dynamic"):
             raise UnsupportedError(
                 "GPTQ with another setting for some layers (dynamic) is not supported.",
