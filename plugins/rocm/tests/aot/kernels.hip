@@ -9,8 +9,8 @@
 
 namespace opdock {
 
-#define LONG(T, O, ITEMS, IN, NORM, OUT, EXACT, AGAIN)                                         \
-  template __global__ void long_row_kernel<T, O, ITEMS, In::IN, NORM, Out::OUT, EXACT, AGAIN>( \
+#define LONG(T, O, ITEMS, IN, NORM, OUT, EXACT, READ)                                               \
+  template __global__ void long_row_kernel<T, O, ITEMS, In::IN, NORM, Out::OUT, EXACT, Read::READ>( \
       const Given<In::IN, NORM, Out::OUT, false>);
 #define OTHERS(T, O, IN, NORM, OUT)                                                                                    \
   template __global__ void short_row_kernel<T, O, In::IN, NORM, Out::OUT>(const Given<In::IN, NORM, Out::OUT, true>,   \
@@ -20,20 +20,23 @@ namespace opdock {
 // Rows that are joined: what items_of gives.
 #define JOINED(T, O, IN, NORM, OUT)                                                                         \
   OTHERS(T, O, IN, NORM, OUT)                                                                               \
-  LONG(T, O, 1, IN, NORM, OUT, false, false) LONG(T, O, 4, IN, NORM, OUT, true, false)                      \
-  LONG(T, O, 4, IN, NORM, OUT, false, false) LONG(T, O, 8, IN, NORM, OUT, false, false)
-#define AGAIN(T, O, IN, NORM, OUT) \
-  LONG(T, O, 4, IN, NORM, OUT, true, true) LONG(T, O, 8, IN, NORM, OUT, false, true)
+  LONG(T, O, 1, IN, NORM, OUT, false, Once) LONG(T, O, 4, IN, NORM, OUT, true, Once)                      \
+  LONG(T, O, 4, IN, NORM, OUT, false, Once) LONG(T, O, 8, IN, NORM, OUT, false, Once)
+#define TWICE(T, O, IN, NORM, OUT) \
+  LONG(T, O, 4, IN, NORM, OUT, true, Twice) LONG(T, O, 8, IN, NORM, OUT, false, Twice)
+#define KEPT(T, O, IN, NORM, OUT)                                                     \
+  LONG(T, O, 2, IN, NORM, OUT, true, Once) LONG(T, O, 2, IN, NORM, OUT, true, Kept)    \
+  LONG(T, O, 4, IN, NORM, OUT, true, Kept) LONG(T, O, 8, IN, NORM, OUT, false, Kept)
 // Rows that are cut into pieces.
 #define PIECES(T, O, IN, OUT) \
-  OTHERS(T, O, IN, false, OUT) LONG(T, O, 1, IN, false, OUT, false, false) LONG(T, O, 2, IN, false, OUT, false, false)
+  OTHERS(T, O, IN, false, OUT) LONG(T, O, 1, IN, false, OUT, false, Once) LONG(T, O, 2, IN, false, OUT, false, Once)
 
 #define ALL(T)                                                                                              \
-  JOINED(T, T, Plain, true, Same) AGAIN(T, T, Plain, true, Same) LONG(T, T, 2, Plain, true, Same, true, false) \
-  JOINED(T, T, Add, true, Same) AGAIN(T, T, Add, true, Same)                                                \
+  JOINED(T, T, Plain, true, Same) TWICE(T, T, Plain, true, Same) LONG(T, T, 2, Plain, true, Same, true, Once) \
+  JOINED(T, T, Add, true, Same) TWICE(T, T, Add, true, Same)                                                \
   JOINED(T, __nv_fp8_e4m3, Plain, true, Static) JOINED(T, __nv_fp8_e4m3, Plain, true, Token)                \
-  LONG(T, __nv_fp8_e4m3, 7, Plain, true, Token, true, false)                                                \
-  JOINED(T, __nv_fp8_e4m3, Add, true, Static) AGAIN(T, __nv_fp8_e4m3, Add, true, Static)                    \
+  LONG(T, __nv_fp8_e4m3, 7, Plain, true, Token, true, Once)                                                \
+  JOINED(T, __nv_fp8_e4m3, Add, true, Static) KEPT(T, __nv_fp8_e4m3, Add, true, Static)                    \
   JOINED(T, __nv_fp8_e4m3, Add, true, Token)                                                                \
   PIECES(T, T, Silu, Same) PIECES(T, T, Gelu, Same) PIECES(T, T, GeluTanh, Same)                            \
   PIECES(T, __nv_fp8_e4m3, Silu, Static) JOINED(T, __nv_fp8_e4m3, Silu, false, Token)                       \
