@@ -103,13 +103,11 @@ __global__ void __launch_bounds__(ROUNDS == 1 ? 640 : 1024)
       const float2 a = P::wide(one[r].at[k]);
       if constexpr (NEOX) {
         const float2 b = P::wide(two[r].at[k]);
-        const float c0 = angle.cosine(2 * k), c1 = angle.cosine(2 * k + 1);
-        const float s0 = angle.sine(2 * k), s1 = angle.sine(2 * k + 1);
-        one[r].at[k] = P::narrow(make_float2(a.x * c0 - b.x * s0, a.y * c1 - b.y * s1));
-        two[r].at[k] = P::narrow(make_float2(b.x * c0 + a.x * s0, b.y * c1 + a.y * s1));
+        const float2 even = angle.turned(2 * k, a.x, b.x), odd = angle.turned(2 * k + 1, a.y, b.y);
+        one[r].at[k] = P::narrow(make_float2(even.x, odd.x));
+        two[r].at[k] = P::narrow(make_float2(even.y, odd.y));
       } else {
-        const float c = angle.cosine(k), s = angle.sine(k);
-        one[r].at[k] = P::narrow(make_float2(a.x * c - a.y * s, a.y * c + a.x * s));
+        one[r].at[k] = P::narrow(angle.turned(k, a.x, a.y));
       }
     }
     store_once(at[r], one[r]);
@@ -152,9 +150,8 @@ __global__ void any_rotary_cache_kernel(const void* positions, const bool wide_p
     const int near = NEOX ? pair : 2 * pair, far = NEOX ? pair + half : 2 * pair + 1;
     T* at = head_of<T>(query, key, token, head);
     const Angles<C, 1> angle(cache, cache_stride, cache_rows, position, half, pair);
-    const float a = to_float(at[near]), b = to_float(at[far]);
-    const T first = from_float<T>(a * angle.cosine(0) - b * angle.sine(0));
-    const T second = from_float<T>(b * angle.cosine(0) + a * angle.sine(0));
+    const float2 turned = angle.turned(0, to_float(at[near]), to_float(at[far]));
+    const T first = from_float<T>(turned.x), second = from_float<T>(turned.y);
     at[near] = first, at[far] = second;
     if (key_row == nullptr || head < query.count) continue;
     O* to = key_row + (int64_t)(head - query.count) * head_size;

@@ -31,8 +31,11 @@ template <typename C, int N> struct Angles {
       for (int k = 0; k < N; ++k) cosines.at[k] = from_float<C>(__int_as_float(0x7fffffff));
     }
   }
-  __device__ __forceinline__ float cosine(int k) const { return to_float(cosines.at[k]); }
-  __device__ __forceinline__ float sine(int k) const { return to_float(sines.at[k]); }
+  // A pair turned by angle k. Each rounding is written out, so that every kernel gives the same bits.
+  __device__ __forceinline__ float2 turned(int k, float a, float b) const {
+    const float c = to_float(cosines.at[k]), s = to_float(sines.at[k]);
+    return make_float2(__fmaf_rn(a, c, -__fmul_rn(b, s)), __fmaf_rn(b, c, __fmul_rn(a, s)));
+  }
 };
 
 // Where one head of one token lies.
@@ -77,13 +80,11 @@ __global__ void __launch_bounds__(ROUNDS == 1 ? 640 : 1024)
       const float2 a = P::wide(one[r].at[k]);
       if constexpr (NEOX) {
         const float2 b = P::wide(two[r].at[k]);
-        const float c0 = angle.cosine(2 * k), c1 = angle.cosine(2 * k + 1);
-        const float s0 = angle.sine(2 * k), s1 = angle.sine(2 * k + 1);
-        one[r].at[k] = P::narrow(make_float2(a.x * c0 - b.x * s0, a.y * c1 - b.y * s1));
-        two[r].at[k] = P::narrow(make_float2(b.x * c0 + a.x * s0, b.y * c1 + a.y * s1));
+        const float2 even = angle.turned(2 * k, a.x, b.x), odd = angle.turned(2 * k + 1, a.y, b.y);
+        one[r].at[k] = P::narrow(make_float2(even.x, odd.x));
+        two[r].at[k] = P::narrow(make_float2(even.y, odd.y));
       } else {
-        const float c = angle.cosine(k), s = angle.sine(k);
-        one[r].at[k] = P::narrow(make_float2(a.x * c - a.y * s, a.y * c + a.x * s));
+        one[r].at[k] = P::narrow(angle.turned(k, a.x, a.y));
       }
     }
     store_once(at[r], one[r]);
@@ -105,9 +106,8 @@ __global__ void any_rotary_kernel(const void* positions, const bool wide_positio
     const Angles<C, 1> angle(cache, cache_stride, cache_rows, position, half, pair);
     T& first = at[NEOX ? pair : 2 * pair];
     T& second = at[NEOX ? pair + half : 2 * pair + 1];
-    const float a = to_float(first), b = to_float(second);
-    first = from_float<T>(a * angle.cosine(0) - b * angle.sine(0));
-    second = from_float<T>(b * angle.cosine(0) + a * angle.sine(0));
+    const float2 turned = angle.turned(0, to_float(first), to_float(second));
+    first = from_float<T>(turned.x), second = from_float<T>(turned.y);
   }
 }
 
