@@ -43,9 +43,9 @@ def why_not() -> str:
     if reason:
         return reason
     try:
-        cut_off = elf.cut_off(folder / FILE)
-        if cut_off:
-            return f"{FILE} cannot be loaded: {folder / FILE}: {cut_off}"
+        fault = elf.fault(folder / FILE)
+        if fault:
+            return f"{FILE} cannot be loaded: {folder / FILE}: {fault}"
         compiled = importlib.import_module("opdock_cuda._C")
     except Exception as err:  # noqa: BLE001 - of the linker, of the module, of torch about its ops: a reason, no error
         return f"{FILE} cannot be loaded: {err}"

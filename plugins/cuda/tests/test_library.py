@@ -154,21 +154,22 @@ def test_a_file_that_is_cut_off_is_a_reason_and_not_the_end_of_the_process(tmp_p
     file = tmp_path / "opdock_cuda" / FILE
     _compile(file, "char data[100000] = {1};\nint PyInit__C(void) { return 0; }\n")
     whole = file.read_bytes()
-    assert elf.cut_off(file) == ""
+    assert elf.fault(file) == ""
     file.write_bytes(whole[:kept])
     reason = _under_a_copy(tmp_path, WHY).splitlines()[0]
     assert reason.startswith(f"{FILE} cannot be loaded: {file}: file cut off: it has ")
     assert reason.endswith(f" bytes of {len(whole):,}")
 
 
-def test_a_file_of_another_processor_is_a_reason_in_the_linkers_words(tmp_path: Path) -> None:
+def test_a_file_of_another_processor_is_told_so(tmp_path: Path) -> None:
     file = tmp_path / "opdock_cuda" / FILE
     _compile(file, "int PyInit__C(void) { return 0; }\n")
     data = bytearray(file.read_bytes())
     data[18:20] = (0x1234).to_bytes(2, "little")  # e_machine
     file.write_bytes(data)
     reason, loaded = _under_a_copy(tmp_path, WHY).splitlines()
-    assert reason.startswith(f"{FILE} cannot be loaded: {file}: ") and loaded == "False"
+    assert reason.startswith(f"{FILE} cannot be loaded: {file}: built for another processor: ELF machine 4660, ")
+    assert loaded == "False"
 
 
 def test_a_module_that_fails_in_its_own_words_is_a_reason(tmp_path: Path) -> None:
