@@ -6,6 +6,7 @@ Each is read when it is used, never at import, so that a change in the process t
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from opdock.errors import ConfigError
 
@@ -95,9 +96,14 @@ def torchdynamo_disabled() -> bool:
     return os.environ.get("TORCHDYNAMO_DISABLE") == "1"
 
 
+# A layer asks at each call, and os.environ encodes the name each time, which takes longer than the layer's other work.
+_SET: Any = getattr(os.environ, "_data", os.environ)
+_BATCH_INVARIANT: Any = getattr(os.environ, "encodekey", str)(VLLM_BATCH_INVARIANT)
+
+
 def batch_invariant() -> bool:
     """Return whether ``VLLM_BATCH_INVARIANT`` is on, as it stands now."""
-    return flag(VLLM_BATCH_INVARIANT)
+    return _BATCH_INVARIANT in _SET and flag(VLLM_BATCH_INVARIANT)
 
 
 def triton_interpreted() -> bool:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from opdock import env, ir
 from opdock.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import nn
-
-# Asking os.environ encodes the name each time, which takes longer than a layer's other work on the host.
-_VARIABLES: Final[Any] = getattr(os.environ, "_data", os.environ)
-_NAME: Final[Any] = getattr(os.environ, "encodekey", str)(env.VLLM_BATCH_INVARIANT)
 
 
 class BatchInvarianceError(UnsupportedError):
@@ -22,7 +17,7 @@ class BatchInvarianceError(UnsupportedError):
 
 def in_force() -> bool:
     """Return whether ``VLLM_BATCH_INVARIANT`` is on, as it stands now; a constant for Dynamo."""
-    return _NAME in _VARIABLES and env.batch_invariant()
+    return env.batch_invariant()
 
 
 in_force._dynamo_marked_constant = True  # type: ignore[attr-defined]
