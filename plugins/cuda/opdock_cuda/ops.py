@@ -8,7 +8,10 @@ call ``torch.ops.opdock_cuda.*`` with arguments that are known to fit: those che
 # mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
+import functools
 import inspect
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +34,8 @@ _CACHE_REMEDY = (
 _TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (Tensor,),
     "Tensor | None": (Tensor, type(None)),
-    "float": (float, int),
-    "int": (int,),
+    "float": (numbers.Real,),
+    "int": (numbers.Integral,),
     "str": (str,),
     "bool": (bool,),
 }
@@ -48,7 +51,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, epsilon: float = 1e-6) -> 
     Args:
         x: (..., hidden), float32, float16 or bfloat16; rows dense, up to two leading dimensions of any strides.
         weight: (hidden,) of x's dtype, or None.
-        epsilon: added to the mean square, no unit, > 0.
+        epsilon: added to the mean square, no unit, not negative.
 
     Returns: like x, dense.
     Raises: ArgumentError for other arguments; UnsupportedError where the kernels are not loaded.
@@ -66,7 +69,7 @@ def fused_add_rms_norm_(
         x: (..., hidden), as for ``rms_norm``; written.
         x_residual: of x's shape and dtype, strides of its own; written.
         weight: (hidden,) of x's dtype, or None.
-        epsilon: added to the mean square, no unit, > 0.
+        epsilon: added to the mean square, no unit, not negative.
 
     Returns: x and x_residual.
     Raises: as ``rms_norm``.
@@ -90,14 +93,12 @@ def fused_add_rms_norm(
         x: (..., hidden), as for ``rms_norm``.
         x_residual: of x's shape and dtype, strides of its own.
         weight: (hidden,) of x's dtype, or None.
-        epsilon: added to the mean square, no unit, > 0.
+        epsilon: added to the mean square, no unit, not negative.
 
     Returns: the norm and the sum, dense, of x's shape and dtype.
     Raises: as ``rms_norm``.
     """
-    # rows that share memory are no matter here: nothing of them is written
-    said = _said(predicates.fused_add_rms_norm, x, x_residual.view_as(x_residual), weight, epsilon)
-    _check("fused_add_rms_norm", said)
+    _check("fused_add_rms_norm", _said(predicates.fused_add_rms_norm_kept, x, x_residual, weight, epsilon))
     return torch.ops.opdock_cuda.fused_add_rms_norm.default(x, x_residual, weight, epsilon)
 
 
@@ -318,13 +319,20 @@ def rotary_and_cache_(
 
 def _said(predicate: Callable[..., bool | str], *arguments: Any) -> bool | str:
     """Ask a predicate, which takes the types for granted, about arguments of any types."""
-    try:
-        return predicate(*arguments)
-    except (AttributeError, TypeError):
-        for value, (name, parameter) in zip(arguments, inspect.signature(predicate).parameters.items(), strict=False):
-            if not isinstance(value, _TYPES[str(parameter.annotation)]):
-                return f"{name} is of type {type(value).__name__}, and has to be: {parameter.annotation}"
-        raise
+    if not torch.compiler.is_dynamo_compiling():
+        for (name, kind), value in zip(_parameters(predicate), arguments, strict=False):
+            if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "bool"):
+                return f"{name} is of type {type(value).__name__}, and has to be: {kind}"
+            if isinstance(value, Tensor) and value.layout is not torch.strided:
+                return f"{name} is of layout {value.layout}, and has to be {torch.strided}"
+            if name == "epsilon" and not 0 <= value < math.inf:
+                return f"epsilon is {value}, and has to be a number from 0"
+    return predicate(*arguments)
+
+
+@functools.cache
+def _parameters(predicate: Callable[..., bool | str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(each.annotation)) for name, each in inspect.signature(predicate).parameters.items())
 
 
 def _check(op: str, said: bool | str, remedy: str = _REMEDY) -> None:

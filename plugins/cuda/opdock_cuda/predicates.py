@@ -59,6 +59,16 @@ def fused_add_rms_norm(
     )
 
 
+def fused_add_rms_norm_kept(
+    x: Tensor,
+    x_residual: Tensor,
+    weight: Tensor | None,
+    epsilon: float,  # noqa: ARG001 - as in the op
+) -> Answer:
+    """Return whether the kernel takes them where its results are new: rows may share memory, nothing is written."""
+    return _refuse(x) or _refuse_residual(x, x_residual) or (weight is not None and _refuse_weight(weight, x)) or True
+
+
 def rms_norm_static_fp8_quant(
     x: Tensor, weight: Tensor | None, scale: Tensor, epsilon: float, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Answer:
