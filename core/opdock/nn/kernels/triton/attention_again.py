@@ -67,7 +67,7 @@ class Counters:
     def of(self, count: int, device: torch.device) -> Tensor:
         """Return at least ``count`` zeros.
 
-        Where more are needed while a graph is captured, they are of that graph: it sets them to 0 itself in each replay.
+        Where more are needed while a graph is captured, they are of that graph: it sets them to 0 in each replay.
         """
         held = self._held
         if held is not None and held.shape[0] >= count and held.device == device:
