@@ -123,7 +123,7 @@ def _build(target: tuple[str, int | str, int], *, single: bool, fp8: str = "", h
         "GROUP": 4, "HEAD": head, "HEAD_PAD": triton.next_power_of_2(head), "BLOCK_SIZE": 16, "BLOCK_M": t.block_m,
         "BLOCK_Q": 1 if single else t.block_m // 4, "TILE": t.tile, "SPLIT": single, "SPAN": 0, "SINGLE": single,
         "SKIP_SINGLE": not single, "WINDOW": 0, "SOFT_CAP": False, "ALIBI": False, "SINKS": False,
-        "QUANTISED": bool(fp8), "MERGE": single, "PRECISION": "tf32", "GROUP_PAD": 4, "CHUNK": 16, **features,
+        "QUANTISED": bool(fp8), "MERGE": single, "PRECISION": "ieee", "GROUP_PAD": 4, "CHUNK": 16, **features,
     }  # fmt: skip
     names = attend_paged.arg_names
     constants |= {n: None for n in names if n not in types and n not in constants}

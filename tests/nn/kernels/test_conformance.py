@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from opdock.nn.kernels import triton
+from opdock.nn.kernels.triton import providers
 from opdock.testing.results import FAILED
 from opdock.testing.session import Session
 from opdock.testing.settings import Settings
@@ -65,7 +66,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.skip(f"needs Triton: {reason}")
     if importlib.util.find_spec("opdock_cuda") is None:
         pytest.skip("needs opdock-cuda, whose providers are checked; it is not installed")
-    ops = [n for n in triton.__all__ if n not in ("why_not", "interpreted")]
+    ops = [fn.__name__ for fn in providers.PROVIDERS]
     files = {"__init__.py": "", "hooks.py": f"OPS = {ops!r}\n{HOOKS}", "providers.py": PROVIDERS}
     (tmp_path / NAME).mkdir()
     for file, text in files.items():
