@@ -9,6 +9,7 @@ import functools
 import importlib
 import json
 import re
+import sys
 from pathlib import Path
 
 from opdock_cuda import elf
@@ -42,6 +43,9 @@ def why_not() -> str:
     reason = unfit(torch.__version__, built=(folder / FILE).is_file())
     if reason:
         return reason
+    reason = _defined_already(folder / FILE)
+    if reason:
+        return reason
     try:
         fault = elf.fault(folder / FILE)
         if fault:
@@ -60,6 +64,23 @@ def why_not() -> str:
     except Exception as err:  # noqa: BLE001 - likewise
         return f"{FILE} does not work with torch {torch.__version__}: {err}"
     return ""
+
+
+def _defined_already(file: Path) -> str:
+    """Return why a second library of the same ops is not loaded, "" where there is no first one.
+
+    torch answers a second definition with an exception in the middle of the loading, which ends the process.
+    """
+    import torch
+
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("opdock_cuda::")]
+    if not names or "opdock_cuda._C" in sys.modules:
+        return ""
+    by = re.search(r"registered at (.+)", torch._C._dispatch_dump(names[0]))
+    return (
+        f"{file} is not loaded: ops of the namespace opdock_cuda are in this process already, such as {names[0]}, "
+        f"registered at {by[1] if by else 'an unknown place'}; a second definition would end the process"
+    )
 
 
 def unfit(torch_version: str, *, built: bool) -> str:

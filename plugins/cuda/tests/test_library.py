@@ -179,26 +179,67 @@ def test_a_module_that_fails_in_its_own_words_is_a_reason(tmp_path: Path) -> Non
     assert _under_a_copy(tmp_path, WHY).splitlines() == [f"{FILE} cannot be loaded: own words", "False"]
 
 
+DEFINES = (
+    "import torch\nfrom opdock_cuda import fakes\nlib = torch.library.Library('opdock_cuda', 'FRAGMENT')\n"
+    "for name in fakes.FAKES:\n"
+    "    if name not in {without!r}: lib.define(name + '(Tensor x) -> Tensor')\n"
+)
+"""A module that defines ops as the kernels do."""
+
+
+def _compile_kernels(folder: Path, *, without: tuple[str, ...] = (), more: str = "") -> None:
+    """Compile a module that defines ops when it is loaded."""
+    call = "return PyModule_Create(&def);"
+    source = MODULE.replace(call, 'if (!PyImport_ImportModule("opdock_cuda.ops_")) return 0;\n' + call)
+    _compile_module(folder / "opdock_cuda" / FILE, source)
+    (folder / "opdock_cuda" / "ops_.py").write_text(DEFINES.format(without=without) + more)
+
+
 def test_an_older_build_without_some_of_the_ops_is_told_with_their_names_each_time(tmp_path: Path) -> None:
-    _compile_module(tmp_path / "opdock_cuda" / FILE)
-    some = (
-        "import torch\nlib = torch.library.Library('opdock_cuda', 'FRAGMENT')\n"
-        "from opdock_cuda import fakes\n"
-        "[lib.define(f'{n}(Tensor x) -> Tensor') for n in fakes.FAKES if n not in ('token_fp8', 'rms_norm')]\n"
-    )
+    _compile_kernels(tmp_path, without=("token_fp8", "rms_norm"))
     want = f"{FILE} is of an older build, without rms_norm, token_fp8: build the package again"
-    assert _under_a_copy(tmp_path, some + WHY + WHY).splitlines() == [want, "False"] * 2
+    assert _under_a_copy(tmp_path, WHY + WHY).splitlines() == [want, "False"] * 2
 
 
 def test_what_torch_says_about_an_op_half_way_is_the_reason_each_time(tmp_path: Path) -> None:
     """A second try would say that the first op has a fake already, which the first try gave it."""
-    _compile_module(tmp_path / "opdock_cuda" / FILE)
-    taken = (
-        "import torch\nlib = torch.library.Library('opdock_cuda', 'FRAGMENT')\n"
-        "from opdock_cuda import fakes\n"
-        "[lib.define(f'{n}(Tensor x) -> Tensor') for n in fakes.FAKES]\n"
-        "lib.impl('token_fp8', lambda x: x, 'CompositeImplicitAutograd')\n"  # torch takes no fake beside that
-    )
-    lines = _under_a_copy(tmp_path, taken + WHY + WHY).splitlines()
+    more = "lib.impl('token_fp8', lambda x: x, 'CompositeImplicitAutograd')\n"  # torch takes no fake beside that
+    _compile_kernels(tmp_path, more=more)
+    lines = _under_a_copy(tmp_path, WHY + WHY).splitlines()
     assert lines == lines[:2] * 2 and lines[1] == "False"
     assert "does not work with torch" in lines[0] and "token_fp8" in lines[0]
+
+
+def test_b47_a_second_library_of_the_same_ops_is_refused_before_it_ends_the_process(tmp_path: Path) -> None:
+    """Torch throws in the middle of the loading, where nobody can catch it."""
+    _compile_module(tmp_path / "opdock_cuda" / FILE)
+    first = "import torch\nlib = torch.library.Library('opdock_cuda', 'FRAGMENT')\nlib.define('rms_norm(Tensor x) -> Tensor')\n"
+    reason, loaded = _under_a_copy(tmp_path, first + WHY).splitlines()
+    assert reason.startswith(f"{tmp_path / 'opdock_cuda' / FILE} is not loaded: ") and loaded == "False"
+    assert "opdock_cuda::rms_norm, registered at " in reason
+
+
+def test_b49_kernels_that_do_not_load_are_told_at_the_start_and_no_module_asks_for_their_ops(tmp_path: Path) -> None:
+    """The cause is in the log, in every provider's reason and in the error of a direct call; all modules import."""
+    (tmp_path / "opdock_cuda").mkdir()
+    (tmp_path / "opdock_cuda" / FILE).write_text("no library")
+    program = (
+        "import importlib, logging, pkgutil, sys, torch, opdock_cuda\n"
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')\n"
+        "from opdock import context, ir\n"
+        "from opdock_cuda.platform import CudaPlatform as C\n"
+        "C.import_kernels()\n"
+        "context.mark_kernels_loaded()\n"
+        "C.import_ir_kernels()\n"
+        "[importlib.import_module('opdock_cuda.' + m.name) for m in pkgutil.iter_modules(opdock_cuda.__path__)\n"
+        " if m.name != '_C']\n"
+        "impls = [op.impls['cuda'] for op in ir.registry.values() if 'cuda' in op.impls]\n"
+        "assert len(impls) > 10 and not any(i.supported for i in impls)\n"
+        "assert {i.reason for i in impls} == {library.why_not()}, impls\n"
+        "with ir.ops.rms_norm.set_priority(['cuda', 'native']):\n"
+        "    x = torch.full((2, 8), 3.0)\n"
+        "    print(ir.ops.rms_norm(x, None, 0.0).tolist() == torch.ones(2, 8).tolist())\n"
+        "print(library.why_not())\n"
+    )
+    logged, served, reason = _under_a_copy(tmp_path, program).splitlines()
+    assert reason.startswith(f"{FILE} cannot be loaded: ") and reason in logged and served == "True"
