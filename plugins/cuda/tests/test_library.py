@@ -213,7 +213,8 @@ def test_what_torch_says_about_an_op_half_way_is_the_reason_each_time(tmp_path: 
 def test_b47_a_second_library_of_the_same_ops_is_refused_before_it_ends_the_process(tmp_path: Path) -> None:
     """Torch throws in the middle of the loading, where nobody can catch it."""
     _compile_module(tmp_path / "opdock_cuda" / FILE)
-    first = "import torch\nlib = torch.library.Library('opdock_cuda', 'FRAGMENT')\nlib.define('rms_norm(Tensor x) -> Tensor')\n"
+    lines = ("import torch", "lib = torch.library.Library('opdock_cuda', 'FRAGMENT')")
+    first = "\n".join((*lines, "lib.define('rms_norm(Tensor x) -> Tensor')", ""))
     reason, loaded = _under_a_copy(tmp_path, first + WHY).splitlines()
     assert reason.startswith(f"{tmp_path / 'opdock_cuda' / FILE} is not loaded: ") and loaded == "False"
     assert "opdock_cuda::rms_norm, registered at " in reason
