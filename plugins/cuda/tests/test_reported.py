@@ -122,6 +122,42 @@ def test_b55_widths_that_no_vector_divides(op: RowOp) -> None:
             assert not said, (dtype, hidden, said)
 
 
+# -- B56: another device than the current one
+
+
+@on_gpu
+@ready
+@pytest.mark.parametrize("own_stream", [False, True])
+@pytest.mark.parametrize("op", PROVIDED)
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_b56_tensors_of_another_device_than_the_current_one(name: str, op: str, own_stream: bool) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    entry, impl = ir.registry[op], provider(op, name)
+    torch.manual_seed(0)
+    made = entry.apply_arg_defaults(entry.generate_inputs(num_tokens=33, hidden_size=256, device="cuda:0"))
+
+    def on(device: str) -> list[Any]:
+        return [a.to(device, copy=True) if isinstance(a, Tensor) else a for a in made]
+
+    want = several(impl.impl_fn(*on("cuda:0")))
+    given, side = on("cuda:1"), torch.cuda.Stream("cuda:1")
+    side.wait_stream(torch.cuda.default_stream(torch.device("cuda:1")))
+    before = torch.cuda.current_stream(1)
+    if own_stream:
+        torch.cuda.set_stream(side)  # makes its device the current one, too
+    torch.cuda.set_device(0)
+    try:
+        got = several(impl.impl_fn(*given))
+        assert torch.cuda.current_device() == 0
+        torch.cuda.synchronize(1)
+    finally:
+        torch.cuda.set_stream(before)
+        torch.cuda.set_device(0)
+    assert all(t.device == torch.device("cuda:1") for t in got)
+    assert all(same_bits(a.cpu(), b.cpu()) for a, b in zip(got, want, strict=True))
+
+
 # -- B57: nothing to do
 
 
