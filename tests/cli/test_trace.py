@@ -79,11 +79,19 @@ def test_a_chrome_trace_is_written_where_it_is_asked_for(model: Path, tmp_path: 
     assert {"opdock step: prompt", "opdock step: token"} < names
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can make a file")
-def test_a_chrome_trace_that_cannot_be_written_is_an_error_in_words(model: Path, capsys: Capture) -> None:
-    """Only the attempt tells: the folder is there."""
-    assert cli.main(["trace", str(model), "--tokens", "2", "--chrome", "/proc/no_such_trace.json"]) != 0
-    assert "The trace cannot be written to '/proc/no_such_trace.json'" in capsys.readouterr().err
+def test_what_is_there_already_is_written_over_and_a_refusal_leaves_no_file(
+    model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """The file is tried before the weights are read; nothing of the try is left."""
+    file = tmp_path / "chrome.json"
+    assert cli.main(["trace", str(model), "--chrome", str(file), "--device", "cuda:7"]) == 1
+    assert not file.exists()
+    file.write_text("before")
+    assert cli.main(["trace", str(model), "--chrome", str(file), "--device", "cuda:7"]) == 1
+    assert file.read_text() == "before"
+    assert cli.main(["trace", str(model), "--tokens", "2", "--chrome", str(file)]) == 0
+    assert json.loads(file.read_text())["traceEvents"]
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -95,6 +103,7 @@ def test_a_chrome_trace_that_cannot_be_written_is_an_error_in_words(model: Path,
         (["--chrome", "nowhere/at/all.json"], "There is no folder"),
         (["--chrome", "."], "It names no file"),
         (["--chrome", ""], "It names no file"),
+        (["--chrome", "/proc/no_such_trace.json"], "--chrome '/proc/no_such_trace.json' cannot be written"),
         (["--dtype", "float31"], "No model runs in dtype 'float31'"),
         (["--device", "cuda:7"], "has no device 'cuda:7'"),
         (["--compilation-config", '{"mode": 3}'], "A trace is about eager calls"),

@@ -191,3 +191,12 @@ def test_sizes_that_cannot_be_are_refused(folder: Path, tokens: int, batch: int,
     model = load_model(folder, dtype=torch.float32).model
     with pytest.raises(ConfigError, match=said):
         trace_model(model, tokens=tokens, batch=batch)
+
+
+@pytest.mark.usefixtures("config")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can make a file")
+def test_a_chrome_trace_that_cannot_be_written_is_an_error_in_words(folder: Path) -> None:
+    """Only the attempt tells: the folder is there."""
+    model = load_model(folder, dtype=torch.float32).model
+    with pytest.raises(ConfigError, match="The trace cannot be written to '/proc/no_such_trace.json'"):
+        trace_model(model, tokens=2, chrome=Path("/proc/no_such_trace.json"))

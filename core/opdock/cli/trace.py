@@ -92,6 +92,15 @@ def _file(name: str | None) -> Path | None:
     if not name or path.is_dir() or not path.parent.is_dir():
         why = "It names no file." if not name or path.is_dir() else f"There is no folder {str(path.parent)!r}."
         raise ConfigError(f"--chrome {name!r} cannot be written.", why=why, remedy="--chrome trace.json")
+    there = path.exists()
+    if not there or path.is_file():  # no pipe, which the first to open it would use up
+        try:
+            path.open("a").close()
+        except OSError as err:
+            why = err.strerror or str(err)
+            raise ConfigError(f"--chrome {name!r} cannot be written.", why=why, remedy="--chrome trace.json") from err
+    if not there:
+        path.unlink()
     return path
 
 
