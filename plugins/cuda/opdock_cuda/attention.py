@@ -1,6 +1,6 @@
 """Attention on NVIDIA GPUs: the Triton kernels, and cuDNN's for long prompts without a prefix.
 
-FlashInfer and FlashAttention are not used: no predicate for them could be tried.
+FlashInfer and FlashAttention have backends of their own, which are taken only where they are asked for.
 """
 
 # mypy: disable-error-code="no-any-return,call-arg,arg-type"

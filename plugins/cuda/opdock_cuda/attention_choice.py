@@ -1,4 +1,4 @@
-"""When the attention backend of this package is taken."""
+"""The attention backends of this package, and when its own is taken."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ if TYPE_CHECKING:
 
 NAME = "CUDA_ATTN"
 PATH = "opdock_cuda.attention:CudaAttentionBackend"
+OPTIONAL = {
+    "FLASHINFER": "opdock_cuda.flashinfer:FlashInferBackend",
+    "FLASH_ATTN": "opdock_cuda.flash_attention:FlashAttentionBackend",
+}
+"""Backends over libraries that a user installs; each is taken only where it is asked for by name."""
 
 
 def register() -> None:
-    """Register it by name."""
+    """Register them by name."""
     from opdock.nn.attention import register_backend
 
     register_backend(NAME, PATH)
+    for name, path in OPTIONAL.items():
+        register_backend(name, path)
 
 
 def choose(selected: str | None, config: Any, capability: Callable[[], DeviceCapability | None]) -> str:
