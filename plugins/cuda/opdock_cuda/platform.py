@@ -123,9 +123,7 @@ class CudaPlatform(Platform):
     @classmethod
     def import_ir_kernels(cls) -> None:
         """Register the providers named ``cuda``, with their tolerances, and those named ``triton``."""
-        from opdock_cuda import providers, tolerances, triton_providers  # noqa: F401
-
-        tolerances.register()
+        from opdock_cuda import providers, triton_providers  # noqa: F401
 
     @classmethod
     def register_oot(cls) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opdock import ir
-from opdock_cuda import library, predicates, rotary_cache
+from opdock_cuda import library, predicates, rotary_cache, tolerances
 from opdock_cuda.direct import run
 from opdock_cuda.platform import CudaPlatform
 
@@ -247,3 +247,4 @@ def rotary_embedding(
 
 
 rotary_cache.register(supported, batch_invariant=ELEMENTWISE_INVARIANT)
+tolerances.register()
