@@ -30,8 +30,8 @@ FLOAT32_ULPS = {
     "fused_add_rms_norm": 32,
     "silu_and_mul": 8,  # exp, a sum, a quotient and a product on each side
     "gelu_and_mul": 8,  # erf on one side, or the exponential of a polynomial, which weighs little where it is large
-    "rotary_embedding": 4,  # two products and their sum, fused or not
-    "rotary_and_cache": 4,
+    "rotary_embedding": 8,  # two products and their sum, fused or not, on each side
+    "rotary_and_cache": 8,
 }
 ABSOLUTE = {
     "rms_norm": 2.0**-21,  # 8 steps of float16's smallest numbers, 2^-24, behind a weight
