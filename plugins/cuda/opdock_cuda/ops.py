@@ -325,9 +325,13 @@ def _said(predicate: Callable[..., bool | str], *arguments: Any) -> bool | str:
                 return f"{name} is of type {type(value).__name__}, and has to be: {kind}"
             if isinstance(value, Tensor) and value.layout is not torch.strided:
                 return f"{name} is of layout {value.layout}, and has to be {torch.strided}"
-            if name == "epsilon" and not 0 <= value < math.inf:
+            if name == "epsilon" and not _is_epsilon(value):
                 return f"epsilon is {value}, and has to be a number from 0"
     return predicate(*arguments)
+
+
+def _is_epsilon(value: Any) -> bool:
+    return bool(0 <= value < math.inf)
 
 
 @functools.cache
