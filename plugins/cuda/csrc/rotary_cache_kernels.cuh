@@ -67,7 +67,6 @@ __global__ void __launch_bounds__(ROUNDS == 1 ? 640 : 1024)
                         const __grid_constant__ Cached keys, const __grid_constant__ Cached values,
                         const __grid_constant__ Slots slots) {
   constexpr int VEC = 2 * kPairs<T>, N = NEOX ? VEC : VEC / 2;
-  using P = Pair<T>;
   const int pair = threadIdx.x * N;
   const int64_t token = blockIdx.x, width = (int64_t)key.count * head_size;
   after_previous();
@@ -98,18 +97,7 @@ __global__ void __launch_bounds__(ROUNDS == 1 ? 640 : 1024)
 #pragma unroll
   for (int r = 0; r < ROUNDS; ++r) {
     if (at[r] == nullptr) continue;
-#pragma unroll
-    for (int k = 0; k < kPairs<T>; ++k) {
-      const float2 a = P::wide(one[r].at[k]);
-      if constexpr (NEOX) {
-        const float2 b = P::wide(two[r].at[k]);
-        const float2 even = angle.turned(2 * k, a.x, b.x), odd = angle.turned(2 * k + 1, a.y, b.y);
-        one[r].at[k] = P::narrow(make_float2(even.x, odd.x));
-        two[r].at[k] = P::narrow(make_float2(even.y, odd.y));
-      } else {
-        one[r].at[k] = P::narrow(angle.turned(k, a.x, a.y));
-      }
-    }
+    turn<T, NEOX>(one[r], two[r], angle);
     store_once(at[r], one[r]);
     if constexpr (NEOX) store_once(at[r] + half, two[r]);
     const int head = threadIdx.y + r * blockDim.y - query.count;

@@ -38,6 +38,23 @@ template <typename C, int N> struct Angles {
   }
 };
 
+// Vectors of pairs, turned: (one, two) for NEOX, else the pairs in `one`.
+template <typename T, bool NEOX, typename A> __device__ __forceinline__ void turn(Vec<T>& one, Vec<T>& two, const A& angle) {
+  using P = Pair<T>;
+#pragma unroll
+  for (int k = 0; k < kPairs<T>; ++k) {
+    const float2 a = P::wide(one.at[k]);
+    if constexpr (NEOX) {
+      const float2 b = P::wide(two.at[k]);
+      const float2 even = angle.turned(2 * k, a.x, b.x), odd = angle.turned(2 * k + 1, a.y, b.y);
+      one.at[k] = P::narrow(make_float2(even.x, odd.x));
+      two.at[k] = P::narrow(make_float2(even.y, odd.y));
+    } else {
+      one.at[k] = P::narrow(angle.turned(k, a.x, a.y));
+    }
+  }
+}
+
 // Where one head of one token lies.
 template <typename T> __device__ __forceinline__ T* head_of(const Heads& query, const Heads& key, int64_t token, int head) {
   const bool is_query = head < query.count;
@@ -55,7 +72,6 @@ __global__ void __launch_bounds__(ROUNDS == 1 ? 640 : 1024)
                   const __grid_constant__ Heads key, const C* cache, const int64_t cache_stride,
                   const int64_t cache_rows, const int half) {
   constexpr int VEC = 2 * kPairs<T>, N = NEOX ? VEC : VEC / 2;
-  using P = Pair<T>;
   const int pair = threadIdx.x * N;
   const int64_t token = blockIdx.x;
   after_previous();
@@ -75,18 +91,7 @@ __global__ void __launch_bounds__(ROUNDS == 1 ? 640 : 1024)
 #pragma unroll
   for (int r = 0; r < ROUNDS; ++r) {
     if (at[r] == nullptr) continue;
-#pragma unroll
-    for (int k = 0; k < kPairs<T>; ++k) {
-      const float2 a = P::wide(one[r].at[k]);
-      if constexpr (NEOX) {
-        const float2 b = P::wide(two[r].at[k]);
-        const float2 even = angle.turned(2 * k, a.x, b.x), odd = angle.turned(2 * k + 1, a.y, b.y);
-        one[r].at[k] = P::narrow(make_float2(even.x, odd.x));
-        two[r].at[k] = P::narrow(make_float2(even.y, odd.y));
-      } else {
-        one[r].at[k] = P::narrow(angle.turned(k, a.x, a.y));
-      }
-    }
+    turn<T, NEOX>(one[r], two[r], angle);
     store_once(at[r], one[r]);
     if constexpr (NEOX) store_once(at[r] + half, two[r]);
   }
