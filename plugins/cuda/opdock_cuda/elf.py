@@ -6,33 +6,39 @@ It maps a file that is cut off, and the process dies of SIGBUS; one for another 
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
 
 _HEADER = 64
+_SELF = Path("/proc/self/exe")
+"""The program of this process; where there is no such file, processors are not compared."""
 
 
-def fault(file: Path, *, like: Path = Path(sys.executable)) -> str:
-    """Return what is wrong with an ELF file, "" where nothing is or where the linker has a word for it.
+def fault(file: Path, *, program: Path = _SELF) -> str:
+    """Return what is wrong with a shared object, "" where nothing is or where the linker has a word for it.
 
     Args:
-        file: the shared object.
-        like: a file for the processor that has to run it.
+        file: a 64-bit, little-endian ELF file.
+        program: a file for the processor that has to run it.
     """
-    size, header, other = file.stat().st_size, _begin(file), _begin(like)
-    if header[:6] != b"\x7fELF\x02\x01" or other[:6] != header[:6]:  # 64 bits, little-endian
+    header = _begin(file)
+    if not header:
         return ""
-    (machine,), (wanted,) = (struct.unpack_from("<H", each, 18) for each in (header, other))
-    if machine != wanted:
-        return f"built for another processor: ELF machine {machine}, and this Python is of {wanted}"
-    missing = _end(file, header)
-    return f"file cut off: it has {size:,} bytes of {missing:,}" if missing > size else ""
+    machine, wanted = _machine(header), _machine(_begin(program)) if program.exists() else None
+    if wanted is not None and machine != wanted:
+        return f"built for another processor: ELF machine {machine}, and this program is of {wanted}"
+    size, whole = file.stat().st_size, _end(file, header)
+    return f"file cut off: it has {size:,} bytes of {whole:,}" if whole > size else ""
 
 
 def _begin(file: Path) -> bytes:
+    """Return the header of an ELF file, b"" of any other."""
     with file.open("rb") as opened:
         found = opened.read(_HEADER)
-    return found if len(found) == _HEADER else b""
+    return found if len(found) == _HEADER and found[:6] == b"\x7fELF\x02\x01" else b""
+
+
+def _machine(header: bytes) -> int | None:
+    return int(struct.unpack_from("<H", header, 18)[0]) if header else None
 
 
 def _end(file: Path, header: bytes) -> int:

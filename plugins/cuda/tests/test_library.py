@@ -170,6 +170,7 @@ def test_a_file_of_another_processor_is_told_so(tmp_path: Path) -> None:
     reason, loaded = _under_a_copy(tmp_path, WHY).splitlines()
     assert reason.startswith(f"{FILE} cannot be loaded: {file}: built for another processor: ELF machine 4660, ")
     assert loaded == "False"
+    assert elf.fault(file, program=tmp_path / "not_there") == "", "nothing to compare with"
 
 
 def test_a_module_that_fails_in_its_own_words_is_a_reason(tmp_path: Path) -> None:
