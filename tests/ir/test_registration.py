@@ -270,7 +270,7 @@ def test_b27_module_imported_under_two_names_registers_once(op: Any, tmp_path: P
     """The same file again replaces; what it computes is that of the newer import."""
     path = tmp_path / "prov.py"
     for name, factor in (("prov_a", 2), ("prov_b", 3)):
-        path.write_text(PROVIDER.format(factor=factor))
+        path.write_text(PROVIDER.format(factor=factor) + "#" * factor)  # another length: no stale bytecode
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
