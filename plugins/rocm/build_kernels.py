@@ -89,7 +89,8 @@ def build(out: Path, objects: Path) -> None:
     c = (*os.environ.get("CC", "cc").split(), "-shared", "-x", "c", os.devnull)
     run([*c, "-Wl,-soname,libtorch_hip.so", "-o", str(stand_in)])
     link = ("-Wl,--no-as-needed", "-ltorch_hip", "-ltorch_cpu", "-lc10", "-lamdhip64", "-Wl,--strip-all")
-    where = (f"-L{objects}", f"-L{torch / 'lib'}", f"-L{rocm_path() / 'lib'}")
+    folders = (objects, torch / "lib", *([rocm / "lib"] if (rocm := rocm_path()) else []))
+    where = [f"-L{folder}" for folder in folders]
     run([compiler, "-shared", "-o", str(out), *(line[-1] for line in lines), *where, *link])
     facts = {"architectures": architectures, "torch": "2.11"}
     out.with_name("_C.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
@@ -103,15 +104,20 @@ def parse_architectures(text: str) -> list[str]:
     return names
 
 
-def rocm_path() -> Path:
-    """Return where ROCm is installed."""
-    return Path(os.environ.get("ROCM_PATH") or "/opt/rocm")
+def rocm_path() -> Path | None:
+    """Return the folder of ROCm: ROCM_PATH, or that of the hipcc on PATH; None where a system's own packages serve."""
+    if given := os.environ.get("ROCM_PATH"):
+        return Path(given)
+    hipcc = shutil.which("hipcc")
+    tree = Path(hipcc).parents[1] if hipcc else None
+    return tree if tree is not None and (tree / "llvm").is_dir() else None
 
 
 def find_compiler() -> str:
     """Return the compiler; SystemExit where there is none."""
-    known = (os.environ.get("HIPCC"), shutil.which("hipcc", path=str(rocm_path() / "bin")), shutil.which("clang++-19"))
-    found = next((path for path in known if path), None) or shutil.which("hipcc")
+    rocm = rocm_path()
+    own = shutil.which("hipcc", path=str(rocm / "bin")) if rocm else None
+    found = os.environ.get("HIPCC") or own or shutil.which("clang++-19") or shutil.which("hipcc")
     if not found:
         raise SystemExit("opdock-rocm: OPDOCK_ROCM_BUILD=1, and hipcc is neither on PATH nor under ROCM_PATH.")
     return found

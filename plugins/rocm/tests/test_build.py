@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -109,3 +110,23 @@ except NotImplementedError as err:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "no kernel for the CPU\n"
+
+
+def test_a_rocm_on_path_is_found_and_its_compiler_comes_before_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder has LLVM beside the programs; a system's package has not."""
+    for folder in ("whole/bin", "whole/llvm", "packaged/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    for program in ("whole/bin/hipcc", "packaged/bin/hipcc", "packaged/bin/clang++-19"):
+        (tmp_path / program).touch(mode=0o755)
+    for name in ("ROCM_PATH", "HIPCC"):
+        monkeypatch.delenv(name, raising=False)
+    whole, packaged = tmp_path / "whole" / "bin", tmp_path / "packaged" / "bin"
+    monkeypatch.setenv("PATH", f"{whole}{os.pathsep}{packaged}")
+    assert (build_kernels.rocm_path(), build_kernels.find_compiler()) == (tmp_path / "whole", str(whole / "hipcc"))
+    monkeypatch.setenv("PATH", str(packaged))
+    assert (build_kernels.rocm_path(), build_kernels.find_compiler()) == (None, str(packaged / "clang++-19"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="neither on PATH nor under ROCM_PATH"):
+        build_kernels.find_compiler()

@@ -24,7 +24,6 @@ SOURCES = HERE.parents[2] / "cuda" / "csrc"
 TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}
 """Threads of a wave of each."""
 FLAGS = ("-O3", "-std=c++20", "-Wall", "-Werror")
-BITCODE = ("/opt/rocm/amdgcn/bitcode", "/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")
 PACKAGES = "clang-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs"
 """Of Debian 12."""
 ISA = {"942": 9402, "1100": 11000}
@@ -68,9 +67,8 @@ class Kernel:
 
 def tool(name: str) -> str:
     """Return the path of a tool of LLVM; SystemExit where there is none."""
-    for candidate in (f"{name}-19", name, f"/opt/rocm/llvm/bin/{name}"):
-        if found := shutil.which(candidate):
-            return found
+    if found := shutil.which(f"{name}-19") or shutil.which(name):
+        return found
     raise SystemExit(f"{name} is not installed: apt-get install {PACKAGES}")
 
 
@@ -84,9 +82,8 @@ def run(*command: str | Path) -> str:
 
 def device_libraries(folder: Path) -> Path:
     """Return a folder with ROCm's device libraries, and with what they lack for our targets."""
-    known = [Path(path) for path in (os.environ.get("HIP_DEVICE_LIB_PATH"), *BITCODE) if path]
-    given = next((path for path in known if path.is_dir()), None)
-    if given is None:
+    given = Path(os.environ.get("HIP_DEVICE_LIB_PATH") or run(tool("clang"), "-print-file-name=amdgcn/bitcode").strip())
+    if not given.is_dir():
         raise SystemExit("ROCm's device libraries are not installed: apt-get install rocm-device-libs")
     folder.mkdir(parents=True, exist_ok=True)
     for file in given.glob("*.bc"):
