@@ -81,15 +81,8 @@ def _refuse_scale(name: str, scale: Tensor, device: int) -> str:
 
 def register(supported: Callable[[], bool | str], *, batch_invariant: bool) -> None:
     """Register the provider; the parameters are those of ``register_impl``."""
-
-    def has_kernel() -> bool | str:
-        said = supported()
-        if said is not True or hasattr(torch.ops.opdock_cuda, "rotary_and_cache_"):
-            return said
-        return "the compiled kernels are of an older build"
-
     decorate = op.register_impl(
-        "cuda", supported=has_kernel, supports_args=takes, inplace=True, batch_invariant=batch_invariant
+        "cuda", supported=supported, supports_args=takes, inplace=True, batch_invariant=batch_invariant
     )
     decorate(rotary_and_cache)
 
