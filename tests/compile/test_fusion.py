@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -263,6 +265,22 @@ def test_switches_leave_fusions_out() -> None:
     assert {f.name for f in fusions_in_force(["-add_rms_norm"])} == names - {"add_rms_norm"}
     assert {f.name for f in fusions_in_force(["none", "+add_rms_norm"])} == {"add_rms_norm"}
     assert not fusions_in_force(["none"])
+
+
+def test_a_fusion_of_a_part_that_is_not_imported_can_be_switched_off() -> None:
+    """In a process of its own, which has no attention; every name that is offered is one that may be said before."""
+    program = (
+        "import sys\n"
+        "from opdock.compile.offered import NAMES, offered\n"
+        "from opdock.compile.switches import fusions_in_force\n"
+        "assert not offered and 'opdock.nn.attention' not in sys.modules\n"
+        "assert len(fusions_in_force([f'-{name}' for name in NAMES])) == len(fusions_in_force([]))\n"
+        "import opdock.nn.attention\n"
+        "assert set(offered) == set(NAMES)\n"
+        "assert len(fusions_in_force([f'-{name}' for name in NAMES])) == len(fusions_in_force([])) - len(NAMES)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

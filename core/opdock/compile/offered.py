@@ -8,5 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from opdock.compile.fusion import GraphFusion
 
+NAMES = ("rotary_and_cache",)
+"""Of all of them: a switch may name one whose part is not imported yet, or never."""
+
 offered: dict[str, Callable[[], GraphFusion]] = {}
 """By name; called when a graph is compiled."""

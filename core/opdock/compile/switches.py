@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from opdock import context
 from opdock.compile.fusion import Fusion, GraphFusion
 from opdock.compile.fusions import BUILT_IN
-from opdock.compile.offered import offered
+from opdock.compile.offered import NAMES, offered
 from opdock.config import check_switches
 from opdock.errors import ConfigError, suggest
 from opdock.platforms import current, hooks
@@ -37,7 +37,7 @@ def fusions_in_force(switches: Sequence[str] | None) -> tuple[Fusion | GraphFusi
     known = known_fusions()
     wanted = list(context.installed_fusions() if switches is None else switches)
     check_switches(wanted, "fusion")
-    names = {f.name for f in known}
+    names = {*(f.name for f in known), *NAMES}
     for switch in wanted:
         if switch[0] in "+-" and switch[1:] not in names:
             raise ConfigError(
