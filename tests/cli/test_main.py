@@ -34,6 +34,13 @@ def test_the_version_and_the_help_are_shown(capsys: pytest.CaptureFixture[str]) 
     assert "--ir-op-priority" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["explain", "rms_norm"], ["explain", "all_reduce"], ["explain", "fused_moe"]])
+def test_ops_that_do_not_run_are_not_warned_about(words: list[str]) -> None:
+    """No collective of several ranks keeps batch invariance; nor does one run here."""
+    done = opdock(*words, VLLM_BATCH_INVARIANT="1")
+    assert done.returncode == 0 and done.stdout and not done.stderr
+
+
 def test_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """The help goes to stderr."""
     assert cli.main([]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,25 @@ def _three(x: Tensor, w: Tensor) -> Tensor:
     y = ir.ops.rms_norm(x, w, 1e-5)
     y = ir.ops.rms_norm(y, w, 1e-5)
     return ir.ops.rms_norm(y, w, 1e-5, 4)
+
+
+def test_what_breaks_batch_invariance_is_warned_about_where_it_is_lowered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, for an op that is in the graph; the ops that are not say nothing."""
+
+    def t_lowering_varies(x: Tensor) -> Tensor:
+        return x + 1
+
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    op = ir.register_op(t_lowering_varies)
+    with caplog.at_level(logging.WARNING, "opdock"):
+        for other in (op, ir.ops.all_reduce):
+            other.set_default(["native"])
+        gm = traced(lambda x: op(op(x)), X)
+        assert not caplog.text
+        run(gm.graph)
+    assert caplog.text.count("results may depend on the batch") == 1 and "Op t_lowering_varies" in caplog.text
 
 
 def test_each_node_says_which_provider_it_became() -> None:

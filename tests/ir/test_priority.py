@@ -317,12 +317,36 @@ def test_b62_the_environment_is_followed_without_a_new_default(op: Any, monkeypa
 def test_b62_native_that_is_not_batch_invariant_is_warned_about(
     op: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There is nothing after it; the user hears that the promise does not hold."""
+    """There is nothing after it; the user hears that the promise does not hold, once it runs and not before."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     with caplog.at_level(logging.WARNING, "opdock"):
         op.set_default(["a", "native"])
         op.set_default(["b", "native"])
-    assert caplog.text.count("results may depend on the batch") == 1 and op(torch.zeros(())) == 0
+        assert op.explain(torch.zeros(())).winner.is_native and op.get_priority() == ["native"]
+        assert "results may depend on the batch" not in caplog.text
+        assert [op(torch.zeros(())) for _ in range(2)] == [0, 0]
+    assert caplog.text.count("results may depend on the batch") == 1
+
+
+@pytest.mark.parametrize("ask", ["count", "dispatch", "fall", "torch_op"])
+def test_a_native_that_is_not_batch_invariant_is_warned_about_however_it_comes_to_run(
+    op: Any, ask: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Counted, asked for by a compiler, behind a provider that says no, or through the dispatcher."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    op.register_impl("picky", supports_args=lambda x, k=0: x.dim() == 1, batch_invariant=True)(make(7))
+    x = torch.zeros(())
+    with caplog.at_level(logging.INFO, "opdock"), op.set_priority(["picky", "native"] if ask == "fall" else ["native"]):
+        if ask == "fall":
+            assert op(torch.zeros(1)) == 7 and not caplog.text
+        if ask == "count":
+            with ir.counting():
+                op(x)
+        else:
+            {"dispatch": op.dispatch, "torch_op": op.torch_op}.get(ask, op)(x)
+        op(x)
+    assert caplog.text.count("results may depend on the batch") == 1
+    assert ("falls to native" in caplog.text) is (ask == "fall")
 
 
 def test_a_default_that_names_a_provider_twice_tries_it_once(op: Any) -> None:

@@ -146,7 +146,7 @@ def _value(argument: Any) -> Any:
 def _choose(call: Call, given: Mapping[str, Any], mode: FakeTensorMode | None) -> Choice:
     try:
         with mode or nullcontext(), NoAddress():
-            return call.op.explain(*given.values())
+            choice = call.op.explain(*given.values())
     except Exception as err:
         impl = _whose_predicate_fails(call.op, given, mode)
         raise LoweringError(
@@ -156,6 +156,8 @@ def _choose(call: Call, given: Mapping[str, Any], mode: FakeTensorMode | None) -
             why=str(err).strip().partition("\n")[0],
             remedy="decide by dtype, shape, strides, storage_offset and device alone: compiled code has no data yet.",
         ) from err
+    call.op.say_variant(choice.winner)
+    return choice
 
 
 def _whose_predicate_fails(op: ir.IrOp, given: Mapping[str, Any], mode: FakeTensorMode | None) -> ir.IrOpImpl | None:

@@ -248,9 +248,10 @@ class IrOp(Tolerances, InputGenerator):
         invariant = env.batch_invariant()
         if (names, invariant) not in self._plans:
             filtered = filter_priority(self.impls, names, invariant=invariant)
-            code = [
-                plan.chain(self.layout, filtered.impls, clone=clone, on_fall=self._say_fall) for clone in (True, False)
-            ]
+            last = filtered.impls[-1]
+            tells = (invariant and not last.batch_invariant) or (last.is_native and filtered.impls[1:])
+            say = self._say_last if tells else None
+            code = [plan.chain(self.layout, filtered.impls, clone=clone, on_last=say) for clone in (True, False)]
             key = ",".join(impl.key for impl in filtered.impls)
             self._plans[names, invariant] = self._scopes.make_plan(key, filtered.impls, *code), filtered
         made, filtered = self._plans[names, invariant]
@@ -259,13 +260,6 @@ class IrOp(Tolerances, InputGenerator):
                 "Op %s: No implementation in priority list supports all args, execution fallback to native is "
                 "possible. To silence this warning, explicitly add 'native' to the end of the priority list",
                 self.name,
-            )
-        if invariant and not filtered.impls[-1].batch_invariant and self._first_time("variant"):
-            logger.warning(
-                "Op %s: VLLM_BATCH_INVARIANT=1, but %s, which is last in the priority, does not declare "
-                "batch_invariant: results may depend on the batch.",
-                self.name,
-                filtered.impls[-1].provider,
             )
         return made
 
@@ -349,7 +343,9 @@ class IrOp(Tolerances, InputGenerator):
         if not impls:
             self._say_unset()
             return self.impls[NATIVE]
-        return next((i for i in impls[:-1] if i.supports_args(*args, **kwargs)), impls[-1])
+        impl = next((i for i in impls[:-1] if i.supports_args(*args, **kwargs)), impls[-1])
+        self.say_variant(impl)
+        return impl
 
     def explain(self, *args: Any, **kwargs: Any) -> Choice:
         """Return what runs for these arguments, real or fake, with a verdict for every registered provider."""
@@ -369,8 +365,18 @@ class IrOp(Tolerances, InputGenerator):
         if self._first_time("unset"):
             logger.warning("Priority not set for op %s, using native implementation.", self.name)
 
-    def _say_fall(self, args: tuple[Any, ...]) -> None:
-        if self._first_time("fall"):
+    def say_variant(self, impl: IrOpImpl) -> None:
+        """Warn once of an implementation that runs, and breaks what ``VLLM_BATCH_INVARIANT=1`` asks for."""
+        if env.batch_invariant() and not impl.batch_invariant and self._first_time("variant"):
+            logger.warning(
+                "Op %s: VLLM_BATCH_INVARIANT=1, but %s, which is last in the priority, does not declare "
+                "batch_invariant: results may depend on the batch.",
+                self.name,
+                impl.provider,
+            )
+
+    def _say_last(self, args: tuple[Any, ...]) -> None:
+        if self.dispatch(*args).is_native and self.current().impls[1:] and self._first_time("fall"):
             tried = [impl.provider for impl in self.current().impls]
             reasons = [f"{v.provider}: {v.reason}" for v in self.explain(*args).verdicts[:-1] if v.provider in tried]
             logger.info("Op %s falls to native for some arguments. %s", self.name, "; ".join(reasons))

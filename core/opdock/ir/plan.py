@@ -134,7 +134,7 @@ def functional(layout: Layout, fn: Code, activations: Sequence[str]) -> Code:
 
 
 def chain(
-    layout: Layout, impls: Sequence[IrOpImpl], *, clone: bool, on_fall: Callable[[tuple[Any, ...]], object]
+    layout: Layout, impls: Sequence[IrOpImpl], *, clone: bool, on_last: Callable[[tuple[Any, ...]], object] | None
 ) -> Code:
     """Return code that runs the first of ``impls`` that takes the arguments; the last one takes any.
 
@@ -142,11 +142,11 @@ def chain(
         layout: of the op.
         impls: what a priority is filtered to.
         clone: keep functional semantics around in-place implementations.
-        on_fall: called once, with the first arguments that fall to native.
+        on_last: called once, with the first arguments that come to the last one; None: nothing is to be said.
     """
     *tested, ending = impls
     run_last = ending.keeping_fn if clone else ending.impl_fn
-    if not tested:
+    if not tested and on_last is None:
         return run_last
     env: dict[str, Any] = {**layout.defaults, "_yes": is_yes, "_last": run_last}
     lines = [f"def plan({layout.head}):"]
@@ -159,14 +159,14 @@ def chain(
             f"        return _run{k}({given})",
         ]
     made = _make("plan", [*lines, f"    return _last({layout.args})"], f"{layout.name} by priority", env)
-    if ending.is_native:
+    if on_last is not None:
 
-        def first_fall(*args: Any) -> Any:
+        def first_last(*args: Any) -> Any:
             env["_last"] = run_last
-            on_fall(args)
+            on_last(args)
             return run_last(*args)
 
-        env["_last"] = first_fall
+        env["_last"] = first_last
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -184,9 +185,9 @@ def test_compiled_code_is_refused_when_a_batch_or_a_text_starts(invariant: Any) 
 
 
 def test_a_provider_that_does_not_declare_it_is_refused_where_nothing_else_is_there(
-    invariant: Any, taken_back: None, monkeypatch: pytest.MonkeyPatch
+    invariant: Any, taken_back: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An op without a row-by-row definition, in a layer of its own."""
+    """An op without a row-by-row definition, in a layer of its own; nothing is said beside the error."""
     monkeypatch.setenv(env.VLLM_BATCH_INVARIANT, "1")
 
     def twice(x: torch.Tensor) -> torch.Tensor:
@@ -203,8 +204,10 @@ def test_a_provider_that_does_not_declare_it_is_refused_where_nothing_else_is_th
     model.model.norm = nn.Sequential()
     model.model.norm.forward = lambda x, residual: (inner(x + residual), residual)  # type: ignore[assignment]
     inner = model.model.norm.inner = Layer()
-    message = _refused(model)
+    with caplog.at_level(logging.WARNING, "opdock"):
+        message = _refused(model)
     assert "IR op t_invariance_twice, provider native" in message and "layer model.norm.inner" in message
+    assert not caplog.text
 
 
 def test_a_choice_that_depends_on_the_number_of_rows_is_refused(

@@ -115,12 +115,12 @@ class Watch(TorchDispatchMode):
 
     def _look_at(self, op: ir.IrOp, args: Sequence[Any]) -> None:
         """Refuse a provider that does not declare it, and a choice that depends on the number of rows."""
-        impl = op.dispatch(*args)
+        impl = op.explain(*args).winner  # dispatch() would warn of what is refused here
         who, remedy = f"IR op {op.name}, provider {impl.provider}", f"let one provider of {op.name} that declares it be"
         if not impl.batch_invariant:
             raise self._refuse(who, "It does not declare batch_invariant.", f"{remedy} chosen")
         for rows in OTHER_ROWS:
-            other = op.dispatch(*(_with_rows(a, rows) for a in args))
+            other = op.explain(*(_with_rows(a, rows) for a in args)).winner
             if other is not impl:
                 why = f"It takes {ROWS} rows, and {other.provider} is chosen for {rows}."
                 raise self._refuse(who, why, f"{remedy} the only one of its priority")
