@@ -211,7 +211,7 @@ def test_zero_points_in_a_checkpoint_that_calls_itself_symmetric_are_refused(pac
         ({"quant_method": "gptq", "group_size": 32}, "has none of 'bits'"),
         ({"quant_method": "gptq", "bits": "4", "group_size": 32}, "'bits'.*not a whole number"),
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "gemv"),
-        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"blocks of \[64, 64\]"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"Blocks of \[64, 64\]"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "no config_groups"),
     ],
 )

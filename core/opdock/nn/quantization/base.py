@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from opdock.nn.quantization import fields
 from opdock.nn.quantization.config import QuantizationConfig
 from opdock.nn.quantization.fields import FLOATS
 from opdock.nn.quantization.ignored import is_layer_ignored
@@ -28,7 +29,7 @@ class LinearConfig(QuantizationConfig):
     def __init__(self, ignored: list[str] | None = None) -> None:
         """Keep the list."""
         super().__init__()
-        self.ignored = list(ignored or ())
+        self.ignored = fields.names({"ignored": list(ignored or ())}, "ignored")
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
         """Return bfloat16, float16 and float32."""

@@ -35,14 +35,11 @@ class Fp8Config(LinearConfig):
         super().__init__(ignored_layers)
         self.is_checkpoint_fp8_serialized = is_checkpoint_fp8_serialized
         self.activation_scheme = activation_scheme
-        self.weight_block_size = weight_block_size
-        if weight_block_size is not None and list(weight_block_size) != [128, 128]:
-            raise UnsupportedError(
-                f"fp8 with blocks of {weight_block_size} is not supported.", remedy="use blocks of [128, 128]."
-            )
+        self.weight_block_size = fields.blocks({"weight_block_size": weight_block_size}, "weight_block_size")
         if activation_scheme == "static" and (weight_block_size or not is_checkpoint_fp8_serialized):
             raise UnsupportedError(
                 "fp8 with static activations needs scales in the checkpoint, one for each tensor.",
+                why="It has scales of blocks." if weight_block_size else "It holds floats.",
                 remedy='set "activation_scheme": "dynamic".',
             )
 
@@ -57,7 +54,7 @@ class Fp8Config(LinearConfig):
             is_checkpoint_fp8_serialized="fp8" in str(config.get("quant_method", "")),
             activation_scheme=fields.choice(config, ["activation_scheme"], ["static", "dynamic"], "dynamic"),
             ignored_layers=fields.names(config, "ignored_layers", "modules_to_not_convert"),
-            weight_block_size=config.get("weight_block_size"),
+            weight_block_size=fields.blocks(config, "weight_block_size"),
         )
 
     def linear_method(self, prefix: str) -> LinearMethodBase:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from opdock.errors import UnsupportedError
+from opdock.errors import CheckpointError, UnsupportedError
 from opdock.nn.quantization import fields
 from opdock.nn.quantization.base import LinearConfig
+from opdock.nn.quantization.ignored import all_or_none
 from opdock.nn.quantization.int4 import Int4LinearMethod
-from opdock.nn.quantization.method import LinearMethodBase
+from opdock.nn.quantization.method import LinearMethodBase, UnquantizedLinearMethod
 
 
 class GPTQConfig(LinearConfig):
@@ -21,6 +23,7 @@ class GPTQConfig(LinearConfig):
         sym: whether every zero point is 8.
         checkpoint_format: ``gptq`` (zero points stored less one) or ``gptq_v2``.
         ignored: names of layers that stay as they are.
+        only: ends of the names of the layers that are quantised; None: all that are not in ``ignored``.
     """
 
     def __init__(
@@ -32,9 +35,11 @@ class GPTQConfig(LinearConfig):
         sym: bool = True,
         checkpoint_format: str = "gptq",
         ignored: list[str] | None = None,
+        only: list[str] | None = None,
     ) -> None:
         """Check that such a checkpoint can be loaded."""
         super().__init__(ignored)
+        self.only = only
         fields.four_bits(weight_bits, "GPTQ")
         self.weight_bits, self.group_size, self.desc_act, self.sym = weight_bits, group_size, desc_act, sym
         self.checkpoint_format = checkpoint_format
@@ -55,6 +60,7 @@ class GPTQConfig(LinearConfig):
         if config.get("dynamic"):
             raise UnsupportedError(
                 "GPTQ with another setting for some layers (dynamic) is not supported.",
+                why=f"dynamic: {', '.join(map(str, config['dynamic']))}",
                 remedy="quantise all layers alike, or exclude them.",
             )
         return cls(
@@ -62,12 +68,21 @@ class GPTQConfig(LinearConfig):
             group_size=fields.integer(config, "group_size"),
             desc_act=fields.flag(config, "desc_act", default=False),
             sym=fields.flag(config, "sym", default=True),
-            checkpoint_format=fields.choice(config, ["checkpoint_format"], ["gptq", "gptq_v2"], "gptq"),
+            checkpoint_format=_format(config),
             ignored=fields.names(config, "modules_to_not_convert"),
+            only=_only(config.get("modules_in_block_to_quantize")),
         )
 
     def linear_method(self, prefix: str) -> LinearMethodBase:
         """Return the method of one layer."""
+        if self.only is not None:
+            ends = tuple(f".{name}" for name in self.only)
+
+            def listed(part: str) -> bool:
+                return f".{part}".endswith(ends)
+
+            if not all_or_none(prefix, self.packed_modules_mapping, listed, "quantised"):
+                return UnquantizedLinearMethod()
         return Int4LinearMethod(
             "gptq",
             group_size=self.group_size,
@@ -78,3 +93,28 @@ class GPTQConfig(LinearConfig):
             holds_g_idx=True,
             prefix=prefix,
         )
+
+
+def _format(config: Mapping[str, Any]) -> str:
+    """Return the format of the zero points, which tools write under either of two names.
+
+    Raises: CheckpointError if the two differ: zero points would be off by one.
+    """
+    keys = [key for key in ("checkpoint_format", "format") if config.get(key) is not None]
+    found = [fields.choice(config, [key], ["gptq", "gptq_v2"]) for key in keys]
+    if len(set(found)) > 1:
+        raise CheckpointError(
+            "The quantisation configuration names two formats.",
+            why=[f"{key}: {value}" for key, value in zip(keys, found, strict=True)],
+            remedy="leave the one in that the tool wrote the zero points in: gptq holds them less one.",
+        )
+    return found[0] if found else "gptq"
+
+
+def _only(listed: object) -> list[str] | None:
+    """Return the names in lists of names, None if there is no list; CheckpointError for anything else."""
+    if not listed:
+        return None
+    parts = listed if isinstance(listed, list) else [listed]
+    flat = [name for part in parts for name in (part if isinstance(part, list) else [part])]
+    return fields.names({"modules_in_block_to_quantize": flat}, "modules_in_block_to_quantize")

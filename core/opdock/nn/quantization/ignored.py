@@ -28,6 +28,7 @@ def all_or_none(prefix: str, packed: Mapping[str, Sequence[str]], test: Callable
         no = ", ".join(part for part, is_so in zip(parts, found, strict=True) if not is_so)
         raise ConfigError(
             f"Only some parts of the fused layer {prefix!r} are {what}.",
+            who=f"layer {prefix}",
             why=[f"{what}:  {yes}", f"not:  {no}"],
             remedy="quantise the model again with all parts of a fused layer alike.",
         )

@@ -31,6 +31,7 @@ class Int8Config(LinearConfig):
         if activation_scheme == "static" and not serialized:
             raise UnsupportedError(
                 "int8 with static activations needs scales in the checkpoint.",
+                why="It holds floats.",
                 remedy='set "activation_scheme": "dynamic".',
             )
 
