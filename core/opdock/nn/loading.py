@@ -25,6 +25,7 @@ from opdock.nn.models.resolve import resolve_model
 from opdock.nn.models.tokenizer import Tokenizer, tokenizer_from_folder
 from opdock.nn.models.tokenizer_gguf import tokenizer_from_gguf
 from opdock.nn.quantization.config import QuantizationConfig
+from opdock.nn.quantization.parameters import without_data
 from opdock.nn.quantization.registry import get_quantization_config
 from opdock.nn.quantization.reloading import finish_loading, start_loading
 
@@ -131,7 +132,8 @@ def load_without_weights(
     checkpoint = HFCheckpoint(found) if found.is_dir() else GGUFCheckpoint(found)
     where = torch.device(device if device is not None else context.platform().device_type or "cpu")
     model = build_model(checkpoint.config, choose_dtype(dtype, checkpoint.config.dtype), where)
-    finish_loading(model)
+    with without_data():
+        finish_loading(model)
     return model
 
 

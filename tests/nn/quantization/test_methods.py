@@ -103,11 +103,14 @@ def test_blocks_are_128_by_128_and_the_last_may_be_smaller() -> None:
 
 
 def test_a_fused_part_that_ends_inside_a_block_is_refused() -> None:
-    """With the layer and the part."""
+    """When the layer is built: its scale cannot stand for two parts. The last part may end anywhere."""
     config = Fp8Config(is_checkpoint_fp8_serialized=True, weight_block_size=[128, 128])
-    layer = cast("Any", QKVParallelLinear(128, 32, 2, 2, False, quant_config=config, prefix="a.qkv_proj"))
-    with pytest.raises(CheckpointError, match=r"a.qkv_proj shard 'k'[\s\S]*block of 128"):
-        layer.weight_loader(layer.weight_scale_inv, torch.ones(1, 1), "k")
+    with pytest.raises(UnsupportedError, match=r"'a.qkv_proj' cannot be quantised in blocks[\s\S]*64, 64, 64 outputs"):
+        QKVParallelLinear(128, 32, 2, 2, False, quant_config=config, prefix="a.qkv_proj")
+    layer = cast("Any", MergedColumnParallelLinear(128, [128, 40], False, quant_config=config, prefix="a.gate_up"))
+    assert layer.weight_scale_inv.shape == (2, 1)
+    layer.weight_loader(layer.weight_scale_inv, torch.full((1, 1), 3.0), 1)
+    assert layer.weight_scale_inv[1].item() == 3.0
 
 
 def _packed_config(**weights: Any) -> CompressedTensorsConfig:

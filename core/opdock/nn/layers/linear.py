@@ -6,7 +6,7 @@ several matrices of a checkpoint takes them one by one: ``weight_loader(param, l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -107,6 +107,18 @@ class LinearBase(PluggableLayer):
             return (y, bias) if self.return_bias else y
         y = self.quant_method.apply(self, x, bias)
         return (y, None) if self.return_bias else y
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LinearBase:
+        """Move as a module does; quantised numbers and their scales keep their bits when the model's dtype changes."""
+        before = {name: p.data for name, p in self._parameters.items() if p is not None and name != "bias"}
+        if all(_is_plain(data) for data in before.values()):
+            before = {}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, data in before.items():
+            moved = self._parameters[name]
+            if moved is not None and moved.dtype != data.dtype:
+                moved.data = data.to(moved.device)
+        return self
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
         """Copy a checkpoint's tensor into ``param``.

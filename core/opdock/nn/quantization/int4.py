@@ -11,7 +11,7 @@ from opdock.errors import CheckpointError, UnsupportedError
 from opdock.nn.quantization import layouts
 from opdock.nn.quantization.method import LinearMethodBase
 from opdock.nn.quantization.parameters import Parts, add, is_fake, replace, require_filled
-from opdock.nn.quantization.selection import choose_linear_kernel
+from opdock.nn.quantization.selection import kernel_of
 from opdock.nn.quantization.spec import LinearSpec
 
 Layout = Literal["gptq", "awq", "packed"]
@@ -86,7 +86,7 @@ class Int4LinearMethod(LinearMethodBase):
             self.reordered,
             prefix=self.prefix,
         )
-        self.kernel = choose_linear_kernel(self.spec)(self.spec)
+        self.kernel = kernel_of(self, self.spec)
         groups = inputs // group
         words, scales, zeros, g_idx = _NAMES[self.layout]
         across = self.layout != "packed"  # outputs are the columns
@@ -116,6 +116,7 @@ class Int4LinearMethod(LinearMethodBase):
         if why:
             raise UnsupportedError(
                 f"The layer {self.prefix!r} cannot be quantised so.",
+                who=f"layer {self.prefix}",
                 why=why,
                 remedy="use another group size, or list the layer among those that stay unquantised.",
             )
@@ -139,6 +140,8 @@ class Int4LinearMethod(LinearMethodBase):
             order = layouts.sorted_by_group(taken[g_idx][0])
             codes = codes[:, order]
             replace(layer, "input_order", order)
+        elif self.holds_g_idx:
+            self._check_in_order(taken[g_idx])
         replace(layer, "weight_codes", codes)
         replace(layer, "weight_scale", scale)
         if self.stored_zeros:
@@ -148,6 +151,7 @@ class Int4LinearMethod(LinearMethodBase):
             elif not is_fake(zero) and not bool((zero == 8).all()):
                 raise CheckpointError(
                     f"The layer {self.prefix!r} has zero points, but the configuration says that it is symmetric.",
+                    who=f"layer {self.prefix}",
                     why=f"they go from {int(zero.min())} to {int(zero.max())}; symmetric ones are 8",
                     remedy='set "sym": false in the quantisation configuration, or quantise the model again.',
                 )
@@ -167,12 +171,27 @@ class Int4LinearMethod(LinearMethodBase):
             return layouts.unpack_awq(words)
         return layouts.unpack(words, 0).t().contiguous()
 
+    def _check_in_order(self, g_idx: torch.Tensor) -> None:
+        in_order = torch.arange(self.spec.inputs, device=g_idx.device) // self.spec.group_size
+        if not is_fake(g_idx) and not bool((g_idx == in_order).all()):
+            raise CheckpointError(
+                f"The layer {self.prefix!r} has its inputs in another order than the configuration says.",
+                who=f"layer {self.prefix}",
+                why=[
+                    f"g_idx begins with {g_idx[0, :8].tolist()}",
+                    f"without act-order each {self.spec.group_size} inputs that follow one another are a group",
+                ],
+                remedy='set "desc_act": true in the quantisation configuration, or quantise the model again.',
+            )
+
     def _check_groups(self, g_idx: torch.Tensor) -> None:
         if is_fake(g_idx):
             return
         if not bool((g_idx == g_idx[0]).all()):
             raise CheckpointError(
                 f"The parts of the fused layer {self.prefix!r} have their inputs in different orders.",
+                who=f"layer {self.prefix}",
+                why="their g_idx differ, and the layer sorts its inputs once",
                 remedy="quantise the model again without act-order (desc_act).",
             )
         groups = self.spec.inputs // self.spec.group_size
@@ -182,6 +201,7 @@ class Int4LinearMethod(LinearMethodBase):
         if counts is None or not bool((counts == self.spec.group_size).all()):
             raise CheckpointError(
                 f"The groups of the layer {self.prefix!r} do not all have {self.spec.group_size} inputs.",
+                who=f"layer {self.prefix}",
                 why=f"g_idx goes from {int(g_idx.min())} to {int(g_idx.max())} over {self.spec.inputs} inputs",
                 remedy="download the checkpoint again, or quantise the model again.",
             )

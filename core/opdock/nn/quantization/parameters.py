@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +64,11 @@ def part_of(param: torch.Tensor, index: int, first: int, count: int, where: str)
     parts: Parts = getattr(param, "parts", Parts())
     if parts.per == 0:
         return param.data[index]
-    if first % parts.per or (count % parts.per and first + count < param.shape[parts.dim] * parts.per):
+    end = -(-(first + count) // parts.per)
+    if first % parts.per or (count % parts.per and end < param.shape[parts.dim]):
         raise CheckpointError(
             f"{where} does not begin and end with a whole word or block of {parts.per} outputs.",
+            who=where,
             why=f"its outputs are {first} to {first + count - 1}",
             remedy="quantise the model with blocks that divide the sizes of its layers.",
         )
@@ -76,25 +81,57 @@ def whole_of(param: torch.Tensor) -> torch.Tensor:
     return param.data[0] if one_row else param.data
 
 
-def require_filled(layer: nn.Module, names: tuple[str, ...], where: str) -> None:
-    """Raise CheckpointError naming the layer and each parameter of ``names`` that no checkpoint filled."""
-    lacking = []
+def require_filled(layer: nn.Module, names: tuple[str, ...], where: str, *, positive: tuple[str, ...] = ()) -> None:
+    """Check that a checkpoint filled the floating-point parameters ``names`` with finite numbers.
+
+    Args:
+        layer: that holds them; a name that it lacks is left out.
+        names: of parameters.
+        where: the layer, for messages.
+        positive: those of them that x is divided by.
+
+    Raises: CheckpointError naming the layer and each parameter that is not so.
+    """
+    lacking, why = [], []
     for name in names:
         tensor = getattr(layer, name, None)
         if tensor is None or not tensor.is_floating_point() or is_fake(tensor) or tensor.itemsize == 1:
             continue
-        if bool(tensor.data.isnan().any()):
+        data = tensor.data
+        if bool(data.isnan().any()):
             lacking.append(name)
-    if lacking:
+            why.append(f"{name}: {int(data.isnan().sum())} of {data.numel()} are NaN, or were never filled")
+        elif bool(data.isinf().any()):
+            why.append(f"{name}: {int(data.isinf().sum())} of {data.numel()} are infinite as {data.dtype}")
+        elif name in positive and not bool((data > 0).all()):
+            why.append(f"{name}: {float(data.min())}, and a scale of activations is more than 0")
+    if why:
         raise CheckpointError(
-            f"The checkpoint has no {' and no '.join(lacking)} for {where}, or it holds NaN.",
+            f"The checkpoint has no {' and no '.join(lacking)} for {where}, or it holds NaN."
+            if lacking
+            else f"The checkpoint has numbers for {where} that are none to multiply with.",
+            who=where,
+            why=why,
             remedy="download the checkpoint again, or quantise the model again: the scales belong to the weights.",
         )
 
 
+@contextlib.contextmanager
+def without_data() -> Iterator[None]:
+    """Make uninitialised weights ready inside: what they hold is not looked at."""
+    token = _no_data.set(True)
+    try:
+        yield
+    finally:
+        _no_data.reset(token)
+
+
+_no_data: ContextVar[bool] = ContextVar("opdock.weights_without_data", default=False)
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has no data to look at."""
-    return tensor.is_meta or torch._C._len_torch_dispatch_stack() > 0
+    return tensor.is_meta or _no_data.get() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def held(layer: nn.Module, name: str) -> torch.Tensor:

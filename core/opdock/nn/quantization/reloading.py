@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_READY, _KEPT = "_weights_ready", "_weights_in_use"
+_READY, _KEPT, _DEVICE = "_weights_ready", "_weights_in_use", "_weights_device"
 
 
 def quantised_layers(model: nn.Module) -> list[nn.Module]:
@@ -27,16 +27,17 @@ def quantised_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def start_loading(model: nn.Module) -> None:
-    """Let every layer take a checkpoint's tensors, also one that was loaded before.
+    """Let every layer take a checkpoint's tensors, also one that was loaded before, or whose loading failed.
 
     Until ``finish_loading`` the model does not run.
     """
     for layer in quantised_layers(model):
-        if not layer.__dict__.get(_READY):
+        if _READY not in layer.__dict__:  # as it was built
             continue
-        kept = {name: p for name, p in layer._parameters.items() if p is not None and name != "bias"}
-        device = next(iter(kept.values())).device
-        for name in kept:
+        made = {name: p for name, p in layer._parameters.items() if p is not None and name != "bias"}
+        kept = made if layer.__dict__[_READY] else layer.__dict__.get(_KEPT, {})
+        device = next((p.device for p in (*made.values(), *kept.values())), layer.__dict__[_DEVICE])
+        for name in made:
             del layer._parameters[name]
         layer.__dict__[_KEPT], layer.__dict__[_READY] = kept, False
         method: Any = layer.quant_method
@@ -53,6 +54,9 @@ def finish_loading(model: nn.Module) -> None:
         if layer.__dict__.get(_READY):
             continue
         method: Any = layer.quant_method
+        # from here on what was built may be gone, also if the checkpoint's numbers are refused
+        layer.__dict__[_READY] = False
+        layer.__dict__[_DEVICE] = next((p.device for p in layer._parameters.values() if p is not None), None)
         method.process_weights_after_loading(layer)
         for name, used in layer.__dict__.pop(_KEPT, {}).items():
             new = layer._parameters.get(name)

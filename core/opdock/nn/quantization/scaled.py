@@ -7,10 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from opdock.errors import UnsupportedError
 from opdock.nn.quantization.method import LinearMethodBase
 from opdock.nn.quantization.parameters import Parts, add, held, replace, require_filled
 from opdock.nn.quantization.rounding import BLOCK, quantise_weight
-from opdock.nn.quantization.selection import choose_linear_kernel
+from opdock.nn.quantization.selection import kernel_of
 from opdock.nn.quantization.spec import KernelType, LinearSpec
 
 
@@ -55,11 +56,13 @@ class ScaledLinearMethod(LinearMethodBase):
     ) -> None:
         """Set ``weight``, its scale, and for a static one ``input_scale``; choose the kernel.
 
-        Raises: UnsupportedError naming the layer if no kernel can serve it.
+        Raises: UnsupportedError naming the layer if a part of a fused one ends inside a block, or no kernel can serve
+            it.
         """
         outputs, parts = sum(output_partition_sizes), len(output_partition_sizes)
+        self._check_blocks(output_partition_sizes)
         self.spec = self._spec(input_size_per_partition, outputs, parts, params_dtype)
-        self.kernel = choose_linear_kernel(self.spec)(self.spec)
+        self.kernel = kernel_of(self, self.spec)
         shape = (outputs, input_size_per_partition)
         add(layer, "weight", shape, params_dtype if self.online else self.dtype, Parts(0), **extra_weight_attrs)
         if self.online:
@@ -74,6 +77,15 @@ class ScaledLinearMethod(LinearMethodBase):
             add(layer, self.scale_name, scale, torch.float32, Parts(0, BLOCK), **extra_weight_attrs)
         if self.static:
             add(layer, "input_scale", (parts,), torch.float32, Parts(0, 0), **extra_weight_attrs)
+
+    def _check_blocks(self, sizes: list[int]) -> None:
+        if self.per == "block" and not self.online and any(size % BLOCK for size in sizes[:-1]):
+            raise UnsupportedError(
+                f"The layer {self.prefix!r} cannot be quantised in blocks.",
+                who=f"layer {self.prefix}",
+                why=f"its parts of {', '.join(map(str, sizes))} outputs do not all end with a block of {BLOCK}",
+                remedy="list the layer among those that stay unquantised, and quantise the model again.",
+            )
 
     def _spec(self, inputs: int, outputs: int, parts: int, act_dtype: torch.dtype) -> LinearSpec:
         kind: KernelType = "int8" if self.dtype == torch.int8 else "fp8_block" if self.per == "block" else "fp8"
@@ -93,9 +105,10 @@ class ScaledLinearMethod(LinearMethodBase):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Bring the scales into the order of the kernels; quantise a weight that came as floats.
 
-        Raises: CheckpointError naming the layer if scales were not loaded.
+        Raises: CheckpointError naming the layer if scales were not loaded, or are none.
         """
-        require_filled(layer, ("weight", self.scale_name, "input_scale"), f"the layer {self.prefix!r}")
+        names = ("weight", self.scale_name, "input_scale")
+        require_filled(layer, names, f"the layer {self.prefix!r}", positive=names[2:])
         if self.online:
             data, scale = quantise_weight(held(layer, "weight").data, self.dtype, self.per)
             replace(layer, "weight", data)

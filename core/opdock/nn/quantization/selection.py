@@ -155,6 +155,18 @@ def choose_linear_kernel(spec: LinearSpec) -> type[LinearKernel]:
     return explain_linear_kernel(spec)[0]
 
 
+def kernel_of(method: object, spec: LinearSpec) -> LinearKernel:
+    """Return the kernel object of a layer's method: the one that it has for such a layer, else a new one.
+
+    A layer whose weights are loaded again keeps its kernel: tensors in use are laid out for it, and the backend
+    that was forced when the layer was built may be forced no longer.
+
+    Raises: as ``choose_linear_kernel``.
+    """
+    held = getattr(method, "kernel", None)
+    return held if isinstance(held, LinearKernel) and held.spec == spec else choose_linear_kernel(spec)(spec)
+
+
 def explain_linear_kernel(spec: LinearSpec) -> tuple[type[LinearKernel], list[Verdict]]:
     """Return the kernel for a layer on the current platform, and the verdicts; raises as ``choose_linear_kernel``."""
     platform = context.platform()
