@@ -43,6 +43,17 @@ def _read(x_ptr, y_ptr, out_ptr, blocks, more, BLOCK: tl.constexpr):
         tl.store(out_ptr, 1)
 
 
+@triton.jit
+def _read_again(x_ptr, out_ptr, blocks, total, BLOCK: tl.constexpr):
+    """Read the same blocks of 32-bit words over and over, past the multiprocessor's own cache."""
+    at = tl.arange(0, BLOCK)
+    found = tl.zeros((BLOCK,), tl.int32)
+    for block in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=1, loop_unroll_factor=4):
+        found |= tl.load(x_ptr + block % blocks * BLOCK + at, cache_modifier=".cg")
+    if tl.xor_sum(found) == 0x12345678:
+        tl.store(out_ptr, 1)
+
+
 @functools.cache
 def units() -> int:
     """Return the number of multiprocessors."""
@@ -78,6 +89,19 @@ def read_time(sets: Sequence[tuple[Tensor, Tensor]], repeats: int = 1) -> float:
             launch = functools.partial(_read[grid], x, y, word, blocks, more, BLOCK=size // 4, num_warps=warps)
             calls.append(launch)
         best = min(best, gpu_timing.graph_time(calls, repeats=repeats))
+    return best
+
+
+@functools.cache
+def cache_rate() -> float:
+    """Return the bytes for each microsecond that all multiprocessors together load from the L2 cache."""
+    size, times, best = 8 << 20, 32, 0.0
+    x = torch.zeros(size // 4, dtype=torch.int32, device="cuda")
+    for block, warps, each in READ_CUTS:
+        blocks, grid = size // block, (units() * each,)
+        read = functools.partial(_read_again[grid], x, _word(), blocks, BLOCK=block // 4, num_warps=warps)
+        took = [gpu_timing.graph_time([functools.partial(read, total=blocks * n)] * 4) for n in (times, 2 * times)]
+        best = max(best, size * times / max(took[1] - took[0], 1e-3))  # without what a launch takes
     return best
 
 

@@ -3,10 +3,11 @@
     python benchmarks/linear.py [--compiled] [--seconds N] [--out benchmarks/results]
 
 Each number: calls over rotated weights of more than 400 MB together, captured in one CUDA graph, microseconds for one
-call. fp8 is compared with the faster of ``torch._scaled_mm`` with one scale for each tensor and with one for each row,
-whichever of the two ours computes; 4-bit weights with ``F.linear`` in bfloat16. Rows are quantised beforehand. Values
-are compared with float64 before anything is timed. Where a limit is missed, the record says by how much and why. Exit
-status 1 for that.
+call. The sides take turns, and each peer is timed twice: how far it differs from itself is the noise of the run. fp8 is
+compared with the faster of ``torch._scaled_mm`` with one scale for each tensor and with one for each row, whichever of
+the two ours computes; 4-bit weights with ``F.linear`` in bfloat16. Rows are quantised beforehand. Values are compared
+with float64 before anything is timed. Where a limit is missed, the record says by how much and why, and where ours is
+torch's own product it says so. Exit status 1 for a miss.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import floors
 import shortfall
 import torch
-from gpu_timing import ROTATED_BYTES, graph_time
+from gpu_timing import ROTATED_BYTES
 from record import Result, Row, write
 from shortfall import Facts
 from torch import Tensor
+from turns import ROUNDS, in_turns
 from warm import compile_first
 
 from opdock.nn.kernels import triton
@@ -39,7 +41,11 @@ TOKENS, FEW, GROUP = (1, 16, 32, 64, 256, 4096), (1, 16, 32), 128
 FP8, INT4 = 1.0, 1.8
 """At least so much faster than the peer."""
 
+AGAIN = ", again"
+"""Behind the name of a peer: the same calls as a side of their own."""
+
 Call = Callable[[], Tensor]
+Sides = dict[str, list[Call]]
 Found = dict[str, float]
 
 
@@ -76,11 +82,6 @@ def make(inputs: int, outputs: int, *, once: bool = False) -> Weights:
     return Weights(copies(fp8, once=once), copies(dense, once=once), [(p, scale.clone()) for p in packed], exact)
 
 
-def timed(calls: list[Call]) -> float:
-    """Return the microseconds of a call, the better of two captures."""
-    return min(graph_time(calls) for _ in range(2))
-
-
 def check(got: Tensor, exact: Tensor, what: str) -> None:
     """Raise unless a product is as near to float64 as bfloat16 allows."""
     error = ((got.double() - exact).abs().max() / exact.abs().max()).item()
@@ -114,14 +115,19 @@ class Fp8:
         """Return our product."""
         return lambda: triton.scaled_linear(self.x, w, a, b, None, torch.bfloat16)
 
-    def times(self) -> Iterator[tuple[str, float]]:
-        """Yield (name, microseconds)."""
+    def sides(self) -> Sides:
+        """Return the calls of each side, one for each weight."""
         one, two, (rows, columns) = self.one[0].view(()), self.one[1].view(()), self.rows
-        yield "torch, one scale", timed([self.theirs(w, one, two) for w in self.weights])
-        wide = columns.view(1, -1)
-        yield "torch, scales of rows", timed([self.theirs(w, rows, wide) for w in self.weights])
-        yield "ours, one scale", timed([self.ours(w, *self.one) for w in self.weights])
-        yield "ours, scales of rows", timed([self.ours(w, rows, columns) for w in self.weights])
+        single = [self.theirs(w, one, two) for w in self.weights]
+        many = [self.theirs(w, rows, columns.view(1, -1)) for w in self.weights]
+        return {
+            "torch, one scale": single,
+            "ours, one scale": [self.ours(w, *self.one) for w in self.weights],
+            "torch, scales of rows": many,
+            "ours, scales of rows": [self.ours(w, rows, columns) for w in self.weights],
+            "torch, one scale" + AGAIN: single,
+            "torch, scales of rows" + AGAIN: many,
+        }
 
 
 def our_int4(x: Tensor, packed: tuple[Tensor, Tensor]) -> Call:
@@ -129,11 +135,11 @@ def our_int4(x: Tensor, packed: tuple[Tensor, Tensor]) -> Call:
     return lambda: triton.int4_linear(x, *packed, None, None, GROUP)
 
 
-def int4_times(x: Tensor, weights: Weights) -> Iterator[tuple[str, float]]:
-    """Yield (name, microseconds) of the products with bfloat16 and 4-bit weights of one size."""
+def int4_sides(x: Tensor, weights: Weights) -> Sides:
+    """Return the calls with bfloat16 and with 4-bit weights of one size, after comparing ours with float64."""
     check(our_int4(x, weights.packed[0])(), x.double() @ weights.exact.t(), "int4")
-    yield "bf16", timed([lambda w=w: torch.nn.functional.linear(x, w) for w in weights.dense])  # type: ignore[misc]
-    yield "ours, int4", timed([our_int4(x, packed) for packed in weights.packed])
+    dense: list[Call] = [functools.partial(torch.nn.functional.linear, x, w) for w in weights.dense]
+    return {"bf16": dense, "ours, int4": [our_int4(x, packed) for packed in weights.packed], "bf16" + AGAIN: dense}
 
 
 def judge(size: str, found: Found, *, few: bool) -> list[Row]:
@@ -165,7 +171,25 @@ def programs_of(tiles: Tiles | None, tokens: int, outputs: int) -> int | None:
     return -(-outputs // tiles.block_n) * -(-tokens // tiles.block_m) * tiles.split
 
 
-def facts_of(what: str, found: Found, x: Tensor, eight: Fp8, weights: Weights, one: Found) -> Facts:
+def loads_of(tiles: Tiles | None, x: Tensor, weight: Tensor) -> float | None:
+    """Return the bytes that all programs of a product load together; None for torch's.
+
+    Args:
+        tiles: of the product.
+        x: (rows, inputs).
+        weight: (outputs, ...), as it is stored.
+    """
+    if tiles is None:
+        return None
+    return -(-weight.shape[0] // tiles.block_n) * x.nbytes + -(-x.shape[0] // tiles.block_m) * weight.nbytes
+
+
+def noise_of(found: Found, peer: str) -> float:
+    """Return by which part of it a peer differs from itself."""
+    return abs(found[peer + AGAIN] / found[peer] - 1.0)
+
+
+def facts_of(what: str, found: Found, x: Tensor, eight: Fp8, weights: Weights) -> Facts:
     """Return what the run says of a row that misses its limit; the floors are measured.
 
     Args:
@@ -174,33 +198,32 @@ def facts_of(what: str, found: Found, x: Tensor, eight: Fp8, weights: Weights, o
         x: rows in bfloat16.
         eight: the fp8 products.
         weights: of this size.
-        one: the times of one token with the same weights.
     """
     tokens, (outputs, inputs) = x.shape[0], weights.dense[0].shape
-    variants = Found()
+    variants, same = Found(), None
     if "int4" in what:
-        tiles = int4_tiles(tokens, outputs, inputs, GROUP)
-        ours, peer, need, dtype = found["ours, int4"], found["bf16"], INT4, torch.bfloat16
-        read = floors.read_time(weights.packed)
+        tiles: Tiles | None = int4_tiles(tokens, outputs, inputs, GROUP)
+        peer, ours, need, dtype = "bf16", "ours, int4", INT4, torch.bfloat16
+        read, loads = floors.read_time(weights.packed), loads_of(tiles, x, weights.packed[0][0])
         if tokens > 1:
-            variants["for one row"] = one["ours, int4"]
+            half = [our_int4(x[: tokens // 2], packed) for packed in weights.packed]
+            words = "with half the rows, so half the multiplications and half the loads of x,"
+            variants[words] = in_turns({"half": half})["half"]
     else:
         single = "one scale," in what
         tiles = scaled_tiles(tokens, outputs, inputs, one_scale=single)
-        peer = found["torch, scales of rows"]
-        peer = peer if "torch's of rows" in what else min(peer, found["torch, one scale"])
-        ours, need, dtype = found[f"ours, {'one scale' if single else 'scales of rows'}"], FP8, torch.float8_e4m3fn
-        read = floors.read_time([(w, eight.x) for w in weights.fp8])
-        if not single:
+        kind, peer = "one scale" if single else "scales of rows", "torch, scales of rows"
+        if "torch's of rows" not in what and found["torch, one scale"] < found[peer]:
+            peer = "torch, one scale"
+        ours, need, dtype = f"ours, {kind}", FP8, torch.float8_e4m3fn
+        read, loads = floors.read_time([(w, eight.x) for w in weights.fp8]), loads_of(tiles, eight.x, weights.fp8[0])
+        if tiles is None:
+            same = found[f"torch, {kind}"]
+        elif tiles == scaled_tiles(tokens, outputs, inputs, one_scale=True) and not single:
             variants["with one scale for all rows"] = found["ours, one scale"]
-        if not single and tokens > 1:
-            variants["for one row"] = one["ours, scales of rows"]
-        if tiles is None:  # torch's own product: what differs is the noise of the run
-            scales = eight.one if single else eight.rows
-            variants["timed once more"] = timed([eight.ours(w, *scales) for w in eight.weights])
     return Facts(
-        ours,
-        peer,
+        found[ours],
+        found[peer],
         need,
         floors.launch_time(),
         read=read,
@@ -208,7 +231,21 @@ def facts_of(what: str, found: Found, x: Tensor, eight: Fp8, weights: Weights, o
         programs=programs_of(tiles, tokens, outputs),
         units=floors.units(),
         variants=variants,
+        loads=None if loads is None else loads / floors.cache_rate(),
+        same=same,
+        noise=noise_of(found, peer),
     )
+
+
+def of_torch(sizes: list[tuple[int, int, int]]) -> str:
+    """Return for which of the sizes (tokens, inputs, outputs) ours is torch's own product, in words."""
+    lines = []
+    for kind, one_scale in (("one scale", True), ("scales of rows", False)):
+        own = [s for s in sizes if scaled_tiles(s[0], s[2], s[1], one_scale=one_scale) is None]
+        if own:
+            names = ", ".join(" x ".join(map(str, size)) for size in own)
+            lines.append(f"Ours with {kind} is torch's own product, timed as one side more, at {names}.")
+    return "\n".join(lines)
 
 
 def warm(job: tuple[int, int, int]) -> str:
@@ -237,9 +274,10 @@ def main() -> int:
         compile_first(warm, [(tokens, *shape) for shape in SHAPES for tokens in TOKENS if tokens < 4096])
     torch.manual_seed(0)
     rows, raw, words, notes = list[Row](), Found(), dict[str, str](), list[str]()
+    done = list[tuple[int, int, int]]()
     with floors.quiet_collector(), torch.no_grad():
         for inputs, outputs in SHAPES:
-            weights, one = make(inputs, outputs), Found()
+            weights = make(inputs, outputs)
             for tokens in TOKENS:
                 size, few = f"{tokens} x {inputs} x {outputs}", tokens in FEW
                 if time.perf_counter() - began > given.seconds:
@@ -247,25 +285,24 @@ def main() -> int:
                     continue
                 eight = Fp8(tokens, weights.fp8)
                 eight.check()
-                found = dict(eight.times())
+                found = in_turns(eight.sides())
                 x = torch.randn(tokens, inputs, device="cuda", dtype=torch.bfloat16)
                 if few:
-                    found |= dict(int4_times(x, weights))
-                one = one or found
+                    found |= in_turns(int4_sides(x, weights))
                 made = judge(size, found, few=few)
                 missed = [row for row in made if row[3] is not None and row[1] < row[3]]
                 for row in missed:
-                    words[row[0]], times = floors.explain(
-                        functools.partial(facts_of, row[0], found, x, eight, weights, one)
-                    )
+                    words[row[0]], times = floors.explain(functools.partial(facts_of, row[0], found, x, eight, weights))
                     raw |= {f"{row[0]}, {name}": value for name, value in times.items()}
                 rows += made
                 raw |= {f"{size}: {name}": value for name, value in found.items()}
+                done.append((tokens, inputs, outputs))
+    notes += [line for line in (of_torch(done),) if line]
     notes.append(f"Compiled and measured in {time.perf_counter() - began:.0f} s.")
     conditions = (
         f"{torch.cuda.get_device_name()}; calls in one CUDA graph over rotated weights of more than "
-        f"{ROTATED_BYTES / 1e6:.0f} MB, the better of two captures; fp8 is e4m3; int4 in groups of {GROUP}; "
-        "x is quantised beforehand."
+        f"{ROTATED_BYTES / 1e6:.0f} MB; the sides take turns, the median of {ROUNDS} turns of each, and each peer is a "
+        f"side twice; fp8 is e4m3; int4 in groups of {GROUP}; x is quantised beforehand."
         + (" Ours may begin before the kernel ahead of it has ended, and then waits for it." if early() else "")
     )
     result = Result("linear", conditions, ["torch", "triton", "opdock"], rows, raw)

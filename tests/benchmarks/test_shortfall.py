@@ -85,10 +85,66 @@ def test_causes_come_with_the_largest_first(shortfall: Any) -> None:
     assert "192 programs leave 25% of the time of 128 multiprocessors unused in the last round" in shortfall.why(more)
 
 
-def test_it_says_so_where_no_figure_explains_it(shortfall: Any) -> None:
+def test_it_says_so_where_no_figure_explains_it_and_names_only_what_was_measured(shortfall: Any) -> None:
     """With what lies above the floors."""
     words = shortfall.why(shortfall.Facts(ours=30.0, peer=20.0, need=1.0, launch=1.0, read=15.0))
-    assert "nor idle multiprocessors account for it; 15.0 us lie above the highest floor" in words
+    assert "neither the launch nor memory alone accounts for it; 15.0 us lie above the highest floor" in words
+    words = shortfall.why(shortfall.Facts(ours=30.0, peer=20.0, need=1.0, launch=1.0))
+    assert "the launch alone does not account for it; 29.0 us lie above the highest floor (an empty kernel" in words
+    facts = shortfall.Facts(
+        ours=30.0, peer=20.0, need=1.0, launch=1.0, read=9.0, product=8.0, loads=7.0, programs=128, units=128
+    )
+    named = "neither the launch nor memory nor the product unit nor loads from the cache nor idle multiprocessors alone"
+    assert named in shortfall.why(facts)
+
+
+def test_reading_and_multiplying_are_set_beside_the_time(shortfall: Any) -> None:
+    """One after the other they take longer than ours, or ours takes longer still."""
+    facts = {"peer": 8.0, "need": 1.0, "launch": 1.0, "read": 6.0}
+    words = shortfall.together(shortfall.Facts(ours=10.0, product=5.5, **facts))
+    assert words.startswith("reading the same bytes (6.0 us) and then multiplying (5.5 us, at the rate")
+    assert words.endswith("would take 11.5 us: ours hides 1.5 us")
+    assert shortfall.together(shortfall.Facts(ours=10.0, product=1.0, **facts)).endswith("3.0 us of ours are neither")
+    assert shortfall.together(shortfall.Facts(ours=10.0, **facts)) == ""
+    assert words in shortfall.why(shortfall.Facts(ours=10.0, product=5.5, **facts))
+
+
+def test_loads_from_the_cache_are_a_floor(shortfall: Any) -> None:
+    """Of all programs together."""
+    facts = shortfall.Facts(ours=30.0, peer=20.0, need=1.0, launch=1.0, read=9.0, loads=28.0)
+    assert [words for _, words in shortfall.causes(facts)] == [
+        "loading the tiles of all its programs from the cache takes 28.0 us: ours is at that floor"
+    ]
+    assert "2.0 us lie above the highest floor (loading the tiles" in shortfall.unexplained(facts)
+    assert facts.times() == {"launch": 1.0, "read": 9.0, "loads": 28.0}
+
+
+def test_where_ours_is_the_very_peer_the_difference_is_called_noise_and_is_a_miss_all_the_same(shortfall: Any) -> None:
+    """By how much the peer differs from itself is said beside it, and nothing that is no cause."""
+    facts = shortfall.Facts(
+        ours=102.0, peer=100.0, need=1.0, launch=1.0, read=50.0, product=99.0, same=100.0, noise=0.012
+    )
+    assert shortfall.why(facts) == (
+        "0.980 of 1: 102.0 us where 100.0 are allowed, 2.0 too many. ours is torch's own product here: the difference "
+        "of 2.0% is the run's noise; timed twice in this run, the peer differs from itself by 1.2%."
+    )
+
+
+def test_where_ours_is_another_product_of_torchs_than_the_peer_both_are_named(shortfall: Any) -> None:
+    """That is no noise."""
+    words = shortfall.why(shortfall.Facts(ours=14.4, peer=10.8, need=1.0, launch=1.0, same=14.3, noise=0.01))
+    assert "which takes 14.3 us where torch is asked for it" in words
+    assert "with another of torch's, which takes 10.8 us; timed twice" in words
+    assert "noise" not in words
+
+
+def test_less_than_the_peer_differs_from_itself_is_called_so(shortfall: Any) -> None:
+    """1 us of 100 is missing: as much as a difference of 2 %, more than one of 0.5 %."""
+    facts = {"ours": 101.0, "peer": 100.0, "need": 1.0, "launch": 1.0}
+    assert [words for _, words in shortfall.causes(shortfall.Facts(noise=0.02, **facts))] == [
+        "the peer, timed twice, differs from itself by 2.0%: as much as is missing"
+    ]
+    assert shortfall.causes(shortfall.Facts(noise=0.005, **facts)) == []
 
 
 def test_reasons_are_added_to_a_record(shortfall: Any, tmp_path: Path) -> None:
