@@ -20,7 +20,14 @@ from opdock.nn.models.checkpoint import Progress, check_header, checkpoint_plan,
 from opdock.nn.models.config import ModelConfig
 from opdock.nn.models.loader_gguf import GGUFCheckpoint
 from opdock.nn.models.loader_hf import HFCheckpoint
-from opdock.nn.models.quantised import check_act_dtype, let_platform_register, quantised_plan, ready, relevant_shapes
+from opdock.nn.models.quantised import (
+    check_act_dtype,
+    let_platform_register,
+    made_by,
+    quantised_plan,
+    ready,
+    relevant_shapes,
+)
 from opdock.nn.models.resolve import resolve_model
 from opdock.nn.models.tokenizer import Tokenizer, tokenizer_from_folder
 from opdock.nn.models.tokenizer_gguf import tokenizer_from_gguf
@@ -144,10 +151,11 @@ def _quantised(config: ModelConfig, wanted: str | QuantizationConfig | None) -> 
         raise UnsupportedError(
             f"The checkpoint is quantised already, with {config.quant_config.get_name()}.",
             who=config.source,
+            why=f"quantization={wanted!r} would quantise it while it is loaded.",
             remedy="leave quantization out, or use the unquantised checkpoint.",
         )
     let_platform_register()
-    made = get_quantization_config(wanted).from_config({}) if isinstance(wanted, str) else wanted
+    made = made_by(get_quantization_config(wanted), {}) if isinstance(wanted, str) else wanted
     return dataclasses.replace(config, quant_config=ready(made))
 
 

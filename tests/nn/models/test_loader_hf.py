@@ -40,6 +40,24 @@ def test_a_split_checkpoint_gives_the_tensors_of_the_whole(folder: Path) -> None
     assert all(torch.equal(split[name], whole[name]) for name in whole)
 
 
+def test_a_tensor_in_two_files_is_the_one_that_the_index_names(folder: Path) -> None:
+    """Whatever the names of the files; a file of an earlier version may still hold it."""
+    table = _split(folder, 2)
+    name = "model.norm.weight"
+    first, last = sorted(set(table.values()))
+    for chosen, other in ((first, last), (last, first)):
+        for file, number in ((chosen, 2.0), (other, 5.0)):
+            tensors = {**safetensors_torch.load_file(folder / file), name: torch.full((64,), number)}
+            safetensors_torch.save_file(tensors, folder / file)
+        _write_index(folder, {**table, name: chosen})
+        found = [tensor for stored, tensor in HFCheckpoint(folder).read() if stored == name]
+        assert [float(tensor[0]) for tensor in found] == [2.0]
+    table.pop(name)
+    _write_index(folder, table)
+    with pytest.raises(CheckpointError, match=rf"'{name}' is in 2 files[\s\S]*{first}\n\s+{last}\nRemedy"):
+        HFCheckpoint(folder)
+
+
 def test_headers_are_read_without_the_data(folder: Path) -> None:
     """Shapes of all tensors."""
     checkpoint = HFCheckpoint(folder)

@@ -12,7 +12,14 @@ from torch import nn
 
 import opdock
 from opdock import context
-from opdock.errors import ConfigError, DuplicateError, RegistrationError, UnknownNameError, UnsupportedError
+from opdock.errors import (
+    ConfigError,
+    DuplicateError,
+    PlatformFailedError,
+    RegistrationError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from opdock.nn.layers import MergedColumnParallelLinear, ReplicatedLinear
 from opdock.nn.models import quantised
 from opdock.nn.models.quantised import check_act_dtype, ready
@@ -104,10 +111,15 @@ def test_a_method_of_a_third_party_is_found_under_its_name() -> None:
         register_quantization_config("halves")(type("Other", (Halves,), {"get_name": lambda self: "other"}))
 
 
-def test_a_built_in_name_can_be_taken_over() -> None:
-    """As plugins do with their own kernels for a known format."""
-    register_quantization_config("gptq")(Halves)
+def test_a_built_in_name_can_be_taken_over_and_the_log_says_by_whom(caplog: pytest.LogCaptureFixture) -> None:
+    """As plugins do with their own kernels for a known format; once, however often the module registers it."""
+    with caplog.at_level("INFO", logger="opdock"):
+        register_quantization_config("gptq")(Halves)
+        register_quantization_config("gptq")(Halves)
+        register_quantization_config("halves")(Halves)
     assert get_quantization_config("gptq") is Halves
+    assert len(caplog.messages) == 1
+    assert "gptq" in caplog.text and "test_registry" in caplog.text and "in place of the built-in one" in caplog.text
 
 
 @pytest.mark.parametrize("bad", [object, int, QuantizationConfig, "text"])
@@ -204,8 +216,9 @@ def test_a_platform_registers_its_methods_before_one_is_looked_up(monkeypatch: p
     with opdock.set_current_config():
         monkeypatch.setattr(type(context.platform()), "pre_register_and_update", classmethod(hook))
         quantised._registered.clear()
-        with pytest.raises(RuntimeError, match="not yet"):
+        with pytest.raises(PlatformFailedError, match=r"pre_register_and_update[\s\S]*RuntimeError: not yet") as caught:
             quantised.let_platform_register()
+        assert isinstance(caught.value.__cause__, RuntimeError)
         assert "halves" not in quantization_methods()
         quantised.let_platform_register()
         quantised.let_platform_register()

@@ -168,3 +168,18 @@ def test_quantised_numbers_and_scales_keep_their_bits_when_the_models_dtype_chan
     assert layer(torch.ones(2, 32, dtype=dtype)).dtype == dtype
     plain = cast("Any", ReplicatedLinear(32, 16, return_bias=False)).to(dtype)
     assert plain.weight.dtype == dtype
+
+
+def test_a_quantised_model_can_be_built_without_weights(packed: Any) -> None:
+    """With memory too: what is uninitialised is not called broken."""
+    from opdock.nn.loading import load_without_weights
+
+    def quantise(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.tensor(1.0)}, weight
+
+    folder, _ = packed(quantise, {"quant_method": "fp8", "activation_scheme": "static"})
+    model: Any = load_without_weights(folder)
+    assert model.model.layers[0].mlp.down_proj.input_scale.shape == ()
+    layer = cast("Any", ReplicatedLinear(32, 16, quant_config=Fp8Config(is_checkpoint_fp8_serialized=True)))
+    with pytest.raises(CheckpointError, match="weight_scale"):
+        finish_loading(layer)

@@ -149,19 +149,21 @@ def _bias(size: int, dtype: torch.dtype | None) -> nn.Parameter:
 def copy_checked(target: torch.Tensor, source: torch.Tensor, where: str) -> None:
     """Copy ``source`` into ``target``; CheckpointError if their shapes differ, or the dtypes of quantised numbers.
 
-    One number may have any number of dimensions.
+    Dimensions of one are not compared.
     """
     if target.dtype != source.dtype and not (_is_plain(target) and _is_plain(source)):
         raise CheckpointError(
             f"A tensor of another kind of numbers stands for {where or 'a parameter'}.",
+            who=where,
             why=[f"parameter   {target.dtype}", f"checkpoint  {source.dtype}"],
             remedy="use the config.json that belongs to these weights.",
         )
-    if target.numel() == source.numel() == 1:
+    if target.shape != source.shape and target.squeeze().shape == source.squeeze().shape:
         source = source.reshape(target.shape)
     if target.shape != source.shape:
         raise CheckpointError(
             f"A tensor does not fit {where or 'its parameter'}.",
+            who=where,
             why=[f"parameter   {tuple(target.shape)}", f"checkpoint  {tuple(source.shape)}"],
             remedy="use the config.json that belongs to these weights.",
         )

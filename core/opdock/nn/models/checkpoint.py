@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from opdock.errors import CheckpointError
 from opdock.nn.layers.linear import copy_checked
 from opdock.nn.models.config import ModelConfig
+from opdock.nn.models.differences import DOWNLOAD, kinds, listed
+from opdock.nn.models.left_out import check_left_out, is_left_out
 
 if TYPE_CHECKING:
     import torch
@@ -102,26 +104,17 @@ def check_header(
         if name in shapes and tuple(shapes[name]) != plan[name].shape
     ]
     why = [
-        *_some("missing", missing),
-        *_some("unexpected", unexpected),
-        *_some("of another shape", misshapen),
+        *listed("missing", missing),
+        *listed("unexpected", unexpected),
+        *listed("of another shape", misshapen),
     ]
     if why:
-        raise CheckpointError(
-            "The checkpoint does not fit its configuration.",
-            who=source,
-            why=why,
-            remedy="download the checkpoint again; a file is missing, or belongs to another model.",
-        )
-
-
-def _some(label: str, names: list[str], limit: int = 4) -> list[str]:
-    if not names:
-        return []
-    more = [f"  and {len(names) - limit} more"] if len(names) > limit else []
-    # names come from a file: control characters must not reach a terminal
-    shown = (f"  {name.encode('unicode_escape').decode()}" for name in names[:limit])
-    return [f"{len(names)} {label}:", *shown, *more]
+        who, remedy, method = [source], DOWNLOAD, config.quant_config
+        if method is not None:
+            different, remedy = kinds(plan, shapes)
+            who.append(f"{method.get_name()}: {type(method).__module__}.{type(method).__qualname__}")
+            why = [*different, *why]
+        raise CheckpointError("The checkpoint does not fit its configuration.", who=who, why=why, remedy=remedy)
 
 
 def load_weights(
@@ -134,6 +127,9 @@ def load_weights(
         plan: from ``checkpoint_plan``; its header is checked already.
         checkpoint: open.
         progress: called with (numbers copied, numbers in all) after each tensor.
+
+    Raises: CheckpointError naming the tensor and the checkpoint for numbers of another kind, or ones that no
+        parameter takes and that are not neutral.
     """
     params = dict(model.named_parameters(remove_duplicate=False))
     scales = dict(model.named_buffers())
@@ -145,17 +141,30 @@ def load_weights(
             scale = cache_scale(name, checkpoint.config)
             if scale is not None:
                 _set_scale(scales.get(scale.param), tensor, name, checkpoint.source)
+            elif is_left_out(name, plan):
+                check_left_out(name, tensor, checkpoint.source)
             continue
         if target.param not in params:
             raise CheckpointError(
                 f"The model has no parameter {target.param!r} for the tensor {name!r}.",
                 who=checkpoint.source,
+                why=_has(params, target.param.rpartition(".")[0]),
                 remedy="a layer that replaces another must keep the names of its parameters.",
             )
-        _copy(model, params[target.param], target, tensor)
+        try:
+            _copy(model, params[target.param], target, tensor)
+        except CheckpointError as err:
+            who = [*err.who, f"tensor {name}", checkpoint.source]
+            raise CheckpointError(err.what, who=who, why=err.why, remedy=err.remedy) from err
         done += _numel(target.shape)
         if progress is not None:
             progress(done, total)
+
+
+def _has(params: Mapping[str, object], module: str) -> str:
+    """Return which parameters a module has, in words."""
+    found = [name.removeprefix(f"{module}.") for name in params if name.rpartition(".")[0] == module]
+    return f"{module} has {', '.join(found) or 'none'}"
 
 
 def _set_scale(scale: torch.Tensor | None, tensor: torch.Tensor, name: str, source: str) -> None:

@@ -43,18 +43,57 @@ class HFCheckpoint:
         config = self.architecture.from_hf(_with_generation(plain, folder), str(folder / "config.json"))
         self.config: ModelConfig = dataclasses.replace(config, quant_config=quant_config)
         kinds = _FLOATS if quant_config is None else (*_FLOATS, *STORED)
-        self._files = {path: _header(path, kinds) for path in weight_files(folder)}
+        self._files = _once({path: _header(path, kinds) for path in weight_files(folder)}, folder)
+        mapper = {} if quant_config is None else quant_config.get_checkpoint_weight_mapper()
+        self._names = _names([name for header in self._files.values() for name in header], mapper)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return name to shape, from the headers."""
-        return {name: shape for header in self._files.values() for name, shape in header.items()}
+        """Return name to shape, from the headers, under the names that the quantisation method knows."""
+        return {self._names[name]: shape for header in self._files.values() for name, shape in header.items()}
 
     def read(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once; its memory is mapped from the file."""
         for path, header in self._files.items():
             with _open(path) as file:
                 for name in header:
-                    yield name, file.get_tensor(name)
+                    yield self._names[name], file.get_tensor(name)
+
+
+def _names(stored: list[str], mapper: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of tensors in a checkpoint to their names here; ``mapper`` has the ends that differ."""
+    names = {name: name for name in stored}
+    for name in stored:
+        end = next((end for end in mapper if name.endswith(end)), None)
+        renamed = name if end is None else name.removesuffix(end) + mapper[end]
+        if renamed not in names:
+            names[name] = renamed
+    return names
+
+
+def _once(headers: dict[Path, dict[str, tuple[int, ...]]], folder: Path) -> dict[Path, dict[str, tuple[int, ...]]]:
+    """Return the headers with each tensor in one file only: the one that the index names.
+
+    Raises: CheckpointError for a tensor in two files of which the index names neither.
+    """
+    found: dict[str, list[Path]] = {}
+    for path, header in headers.items():
+        for name in header:
+            found.setdefault(name, []).append(path)
+    twice = {name: paths for name, paths in found.items() if len(paths) > 1}
+    table = read_json(folder / INDEX)["weight_map"] if twice else {}
+    for name, paths in twice.items():
+        chosen = folder / str(table.get(name))
+        if chosen not in paths:
+            raise CheckpointError(
+                f"The tensor {name!r} is in {len(paths)} files, and the index names none of them for it.",
+                who=str(folder),
+                why=[path.name for path in paths],
+                remedy="download the whole checkpoint into an empty folder.",
+            )
+        for path in paths:
+            if path != chosen:
+                del headers[path][name]
+    return headers
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -73,7 +112,12 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path.name} is not JSON.", who=str(path), why=str(err), remedy="download the checkpoint again."
         ) from err
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} holds no JSON object.", who=str(path))
+        raise CheckpointError(
+            f"{path.name} holds no JSON object.",
+            who=str(path),
+            why=f"It holds a {type(value).__name__}.",
+            remedy="download the checkpoint again.",
+        )
     return value
 
 
@@ -176,6 +220,8 @@ def _header(path: Path, kinds: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
                 raise UnsupportedError(
                     f"The tensor {name!r} has dtype {part.get_dtype()}, which opdock does not load.",
                     who=str(path),
+                    why=f"Its config.json {'describes' if STORED[0] in kinds else 'has no'} quantisation; "
+                    f"then {', '.join(kinds)} are read.",
                     remedy=f"use a checkpoint in one of {', '.join(_FLOATS)}, or a GGUF file.",
                 )
             shapes[name] = tuple(part.get_shape())

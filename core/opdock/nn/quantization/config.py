@@ -71,14 +71,21 @@ class QuantizationConfig(ABC):
         return {}
 
     def get_checkpoint_weight_mapper(self) -> Mapping[str, str]:
-        """Return names of tensors in checkpoints to names in the model."""
+        """Return ends of names of tensors in checkpoints to the ends that the method's parameters have."""
         return {}
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:  # noqa: B027 - optional
-        """Rename the layers that the configuration lists, where the model's names differ from the checkpoint's."""
+        """Rename the layers that the configuration lists.
+
+        Never called here: a configuration is asked about layers by their names in the checkpoint.
+        """
 
     def maybe_update_config(self, model_name: str) -> None:  # noqa: B027 - optional
-        """Complete the configuration from the checkpoint itself."""
+        """Complete the configuration from the checkpoint itself; called once, before the first layer.
+
+        Args:
+            model_name: the checkpoint's folder.
+        """
 
     @staticmethod
     def get_from_keys(config: Mapping[str, Any], keys: Sequence[str], default: Any = MISSING) -> Any:

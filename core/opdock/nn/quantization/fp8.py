@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -56,6 +57,12 @@ class Fp8Config(LinearConfig):
             ignored_layers=fields.names(config, "ignored_layers", "modules_to_not_convert"),
             weight_block_size=fields.blocks(config, "weight_block_size"),
         )
+
+    def get_checkpoint_weight_mapper(self) -> Mapping[str, str]:
+        """Return the names that transformers stores one scale for each tensor under."""
+        if self.weight_block_size is not None:
+            return {}
+        return {".weight_scale_inv": ".weight_scale", ".activation_scale": ".input_scale"}
 
     def linear_method(self, prefix: str) -> LinearMethodBase:
         """Return the method of one layer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -13,6 +14,8 @@ from opdock.errors import RegistrationError, UnknownNameError, suggest
 from opdock.nn.quantization.config import QuantizationConfig
 
 C = TypeVar("C", bound=type)
+
+logger = logging.getLogger("opdock")
 
 PACKAGE = __name__.rpartition(".")[0]
 _BUILT_IN = {
@@ -33,8 +36,8 @@ def quantization_methods() -> list[str]:
 def register_quantization_config(quantization: str) -> Callable[[C], C]:
     """Return a decorator that registers a QuantizationConfig under a name.
 
-    A built-in name may be taken over. Where the platform lists the methods that it supports, the new one is added
-    to the list. Nothing is registered, and the list is unchanged, if a check fails.
+    A built-in name may be taken over, which is logged. Where the platform lists the methods that it supports, the
+    new one is added to the list. Nothing is registered, and the list is unchanged, if a check fails.
 
     Raises: RegistrationError for a name that is none, or a class that is no concrete QuantizationConfig;
         DuplicateError showing both places if somebody else registered the name.
@@ -42,7 +45,16 @@ def register_quantization_config(quantization: str) -> Callable[[C], C]:
 
     def decorate(cls: C) -> C:
         _check(quantization, cls)
-        _added.register(quantization, cls, site=journal.Site.here(beyond=PACKAGE))
+        new, site = quantization not in _added, journal.Site.here(beyond=PACKAGE)
+        _added.register(quantization, cls, site=site)
+        if new and quantization in _BUILT_IN:
+            logger.info(
+                "Quantisation method %s: %s.%s (%s) in place of the built-in one",
+                quantization,
+                cls.__module__,
+                cls.__qualname__,
+                site,
+            )
         _let_platform_support(quantization)
         return cls
 
@@ -52,12 +64,16 @@ def register_quantization_config(quantization: str) -> Callable[[C], C]:
 def _check(name: object, cls: object) -> None:
     if not isinstance(name, str) or not name.strip() or name != name.strip():
         raise RegistrationError(
-            f"{name!r} is no name of a quantisation method.", remedy='@register_quantization_config("my_method")'
+            f"{name!r} is no name of a quantisation method.",
+            who=repr(cls),
+            why="A name is a text without blanks around it, as quant_method of a checkpoint has it.",
+            remedy='@register_quantization_config("my_method")',
         )
     if not (isinstance(cls, type) and issubclass(cls, QuantizationConfig)):
         raise RegistrationError(
             "The quantization config must be a subclass of `QuantizationConfig`.",
             who=f"{name!r} -> {cls!r}",
+            why=_is(cls),
             remedy="class MyConfig(QuantizationConfig): ...",
         )
     lacking = sorted(getattr(cls, "__abstractmethods__", ()))
@@ -65,8 +81,16 @@ def _check(name: object, cls: object) -> None:
         raise RegistrationError(
             f"{cls.__qualname__} lacks {', '.join(lacking)}.",
             who=f"{name!r} -> {cls.__module__}.{cls.__qualname__}",
+            why="A method that a layer is asked for must answer.",
             remedy="define them; see QuantizationConfig.",
         )
+
+
+def _is(cls: object) -> str:
+    """Return what was given in place of a QuantizationConfig, in words."""
+    if isinstance(cls, type):
+        return f"its bases: {', '.join(f'{base.__module__}.{base.__qualname__}' for base in cls.__mro__[1:])}"
+    return f"it is no class but a {type(cls).__name__}"
 
 
 def _let_platform_support(name: str) -> None:
@@ -102,5 +126,7 @@ def get_quantization_config(quantization: str) -> type[QuantizationConfig]:
         found: type[QuantizationConfig] = getattr(import_module(module), name)
         return found
     raise UnknownNameError(
-        f"Invalid quantization method: {quantization}", remedy=suggest(str(quantization), quantization_methods())
+        f"Invalid quantization method: {quantization}",
+        why="No package that was imported registered it.",
+        remedy=suggest(str(quantization), quantization_methods()),
     )
