@@ -17,6 +17,7 @@ from opdock import context, ir
 from opdock.ir.counter import counting
 from opdock.nn.attention import get_attn_backend
 from opdock.nn.kernels.triton import attention_launch, interpreting
+from opdock.nn.kernels.triton.attention_tuning import SMALL_MEMORY
 from opdock.nn.layers import GemmaRMSNorm
 from opdock.platforms import current
 from opdock.testing import oracle
@@ -41,7 +42,7 @@ def rocm() -> Iterator[None]:
     """The hooks have run as the host runs them, and a configuration is set."""
     platform = Interpreted()
     with current.override(platform), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_launch, "has_small_memory", lambda index: True)  # cut as on an AMD GPU
+        patch.setattr(attention_launch, "memory_of", lambda index: SMALL_MEMORY)  # cut as on an AMD GPU
         platform.import_kernels()
         context.mark_kernels_loaded()
         platform.import_ir_kernels()

@@ -49,7 +49,7 @@ def test_as_it_is_cut_for_nvidia_it_would_not_start_on_gfx942(aot: ModuleType) -
     """The reason for the other cut; if this fails, that may go."""
     from dataclasses import replace
 
-    from opdock.nn.kernels.triton.attention_launch import tuning_for_single
+    from opdock.nn.kernels.triton.attention_tuning import tuning_for_single
 
     tuning = tuning_for_single(AttentionSpec(32, 8, 128, 1.0), 1, 4096, 132)
     build = aot.attention(single=True)
@@ -59,29 +59,28 @@ def test_as_it_is_cut_for_nvidia_it_would_not_start_on_gfx942(aot: ModuleType) -
 
 
 def test_amd_gpus_are_those_of_a_torch_built_for_hip(aot: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opdock.nn.kernels.triton.attention_launch import has_small_memory
+    from opdock.nn.kernels.triton.attention_launch import memory_of
+    from opdock.nn.kernels.triton.attention_tuning import MOST_MEMORY, SMALL_MEMORY
 
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert not has_small_memory(0)
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
-    assert has_small_memory(0)
-    assert not has_small_memory(-1)  # tensors of the interpreter are on the CPU
+    assert memory_of.__wrapped__(0) == SMALL_MEMORY
+    assert memory_of.__wrapped__(-1) == MOST_MEMORY  # tensors of the interpreter are on the CPU
 
 
 def test_no_pair_of_tiles_takes_more_than_half_of_the_memory_and_other_gpus_are_cut_as_ever(aot: ModuleType) -> None:
-    from opdock.nn.kernels.triton.attention_launch import tuning_for_prompts, tuning_for_single
+    from opdock.nn.kernels.triton.attention_tuning import SMALL_MEMORY, tuning_for_prompts, tuning_for_single
 
     for head, itemsize in itertools.product((16, 64, 80, 96, 128, 192, 256), (2, 4)):
         spec = AttentionSpec(32, 8, head, 1.0)
         padded = 1 << (head - 1).bit_length()
         for small in (
-            tuning_for_single(spec, 1, 4096, 304, itemsize=itemsize, small_memory=True),
-            tuning_for_prompts(spec, itemsize=itemsize, small_memory=True),
+            tuning_for_single(spec, 1, 4096, 304, itemsize=itemsize, memory=SMALL_MEMORY),
+            tuning_for_prompts(spec, itemsize=itemsize, memory=SMALL_MEMORY),
         ):
             assert small.stages == 2
             assert small.tile >= 16
             assert 2 * small.tile * padded * itemsize <= LDS // 2
     wide = tuning_for_single(AttentionSpec(32, 8, 128, 1.0), 1, 4096, 132)
-    assert (wide.block_m, wide.tile, wide.warps, wide.stages, wide.splits) == (16, 64, 2, 4, 32)
+    assert (wide.block_m, wide.tile, wide.warps, wide.stages, wide.splits) == (16, 128, 4, 5, 16)
     wide = tuning_for_prompts(AttentionSpec(32, 8, 128, 1.0))
     assert (wide.block_m, wide.tile, wide.warps, wide.stages) == (128, 64, 8, 3)

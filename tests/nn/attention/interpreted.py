@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from opdock.nn.attention import AttentionMetadata
-from opdock.nn.kernels.triton import attention_again, attention_launch, interpreting
-from opdock.nn.kernels.triton.attention_launch import Tuning
+from opdock.nn.kernels.triton import attention_again, attention_launch, attention_tuning, interpreting
+from opdock.nn.kernels.triton.attention_tuning import Tuning
 from opdock.testing.attention_cases import AttentionCase, Step, judge
 
 interpreting.round_like_hardware()
@@ -63,7 +63,7 @@ def test_every_way_to_split_equals_the_formula(
 
 def test_a_request_has_its_bits_in_any_batch_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    monkeypatch.setattr(attention_launch, "INVARIANT_SPAN", 64)
+    monkeypatch.setattr(attention_tuning, "INVARIANT_SPAN", 64)
     step = Step(MIXED, "TRITON_ATTN", dtype=torch.float32, device="cpu")
     together, row = step.run(), 0
     for request, (new, total) in enumerate(zip(MIXED.query_lens, MIXED.seq_lens, strict=True)):

@@ -60,13 +60,13 @@ def test_what_it_takes_needs_no_triton() -> None:
 @pytest.mark.parametrize("requests", [1, 3, 8, 64, 256, 1000])
 @pytest.mark.parametrize("longest", [1, 16, 512, 4096, 32768, 131072])
 def test_splits_fill_the_device_and_no_more(requests: int, longest: int) -> None:
-    from opdock.nn.kernels.triton.attention_launch import tuning_for_single
+    from opdock.nn.kernels.triton.attention_tuning import tuning_for_single
 
     found = tuning_for_single(SPEC, requests, longest, 132)
     assert found.block_m == 16
     assert 1 <= found.splits <= 128
     assert found.span == 0
-    assert (found.splits - 1) * found.tile < longest or found.splits == 1
+    assert (found.splits - 1) * found.tile < -(-longest // 64) * 64  # steps of lengths so rounded are cut alike
     if requests >= 256:
         assert found.splits == 1
 
@@ -75,7 +75,7 @@ def test_splits_fill_the_device_and_no_more(requests: int, longest: int) -> None
 def test_invariant_splits_depend_on_no_batch() -> None:
     import dataclasses
 
-    from opdock.nn.kernels.triton.attention_launch import INVARIANT_SPAN, tuning_for_single
+    from opdock.nn.kernels.triton.attention_tuning import INVARIANT_SPAN, tuning_for_single
 
     spec = dataclasses.replace(SPEC, batch_invariant=True)
     cuts = {
@@ -100,16 +100,25 @@ NUMBERS = dict.fromkeys(("scale", "soft_cap"), "fp32") | dict.fromkeys(
 UNKNOWN = ("requests", "rows", "splits")  # may be any number; the others divide by 16
 
 
-def _build(target: tuple[str, int | str, int], *, single: bool, fp8: str = "", head: int = 128, **features: Any) -> Any:
+def _build(
+    target: tuple[str, int | str, int],
+    *,
+    single: bool,
+    fp8: str = "",
+    head: int = 128,
+    requests: int = 1,
+    memory: int = 227 * 1024,
+    **features: Any,
+) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from opdock.nn.kernels.triton.attention import attend_paged
-    from opdock.nn.kernels.triton.attention_launch import tuning_for_prompts, tuning_for_single
+    from opdock.nn.kernels.triton.attention_tuning import tuning_for_prompts, tuning_for_single
 
     spec = AttentionSpec(num_heads=32, num_kv_heads=8, head_size=head, scale=1.0)
-    t = tuning_for_single(spec, 1, 4096, 132) if single else tuning_for_prompts(spec)
+    t = tuning_for_single(spec, requests, 4096, 132, memory=memory) if single else tuning_for_prompts(spec)
     types = POINTERS | NUMBERS | dict.fromkeys(("out_ptr", "query_ptr"), "*bf16")
     types |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{fp8}" if fp8 else "*bf16")
     if single:
@@ -123,7 +132,9 @@ def _build(target: tuple[str, int | str, int], *, single: bool, fp8: str = "", h
         "GROUP": 4, "HEAD": head, "HEAD_PAD": triton.next_power_of_2(head), "BLOCK_SIZE": 16, "BLOCK_M": t.block_m,
         "BLOCK_Q": 1 if single else t.block_m // 4, "TILE": t.tile, "SPLIT": single, "SPAN": 0, "SINGLE": single,
         "SKIP_SINGLE": not single, "WINDOW": 0, "SOFT_CAP": False, "ALIBI": False, "SINKS": False,
-        "QUANTISED": bool(fp8), "MERGE": single, "PRECISION": "ieee", "GROUP_PAD": 4, "CHUNK": 16, **features,
+        "QUANTISED": bool(fp8), "MERGE": single, "PRECISION": "ieee", "GROUP_PAD": 4, "CHUNK": 16,
+        "PEEL": t.peel and not features.get("WINDOW"), "DEPENDENT": target[0] == "cuda" and int(target[1]) >= 90,
+        **features,
     }  # fmt: skip
     names = attend_paged.arg_names
     constants |= {n: None for n in names if n not in types and n not in constants}
@@ -165,3 +176,14 @@ def test_kernels_with_every_feature_build(single: bool) -> None:
     assert "ret;" in _build(target, single=single, fp8="fp8e4nv", **features).asm["ptx"]
     assert "ret;" in _build(target, single=single, head=256).asm["ptx"]
     assert "ret;" in _build(target, single=single, head=80).asm["ptx"]
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(kernels.interpreted(), reason="kernels that are interpreted are not compiled")
+@pytest.mark.parametrize("head", [64, 128, 256])
+@pytest.mark.parametrize("requests", [1, 8, 16, 64])
+@pytest.mark.parametrize("memory", [96 * 1024, 160 * 1024], ids=["consumer's", "A100's"])
+def test_a_program_fits_into_the_shared_memory_of_its_gpu(memory: int, requests: int, head: int) -> None:
+    built = _build(("cuda", 80, 32), single=True, head=head, requests=requests, memory=memory)
+    assert 0 < built.metadata.shared <= memory

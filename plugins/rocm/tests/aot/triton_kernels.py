@@ -167,13 +167,13 @@ def _summed() -> dict[str, str]:
 def attention(*, single: bool, head: int = 128, dtype: str = "bf16", quantised: bool = False) -> Build:
     """Return attention over a paged cache, cut as the host cuts it for AMD: of decoded tokens, or of prompts."""
     from opdock.nn.attention.impl import AttentionSpec
-    from opdock.nn.kernels.triton.attention_launch import tuning_for_prompts, tuning_for_single
+    from opdock.nn.kernels.triton.attention_tuning import SMALL_MEMORY, tuning_for_prompts, tuning_for_single
 
     spec, itemsize = AttentionSpec(num_heads=32, num_kv_heads=8, head_size=head, scale=1.0), 4 if dtype == "fp32" else 2
     if single:
-        tuning = tuning_for_single(spec, 1, 4096, 304, itemsize=itemsize, small_memory=True)
+        tuning = tuning_for_single(spec, 1, 4096, 304, itemsize=itemsize, memory=SMALL_MEMORY)
     else:
-        tuning = tuning_for_prompts(spec, itemsize=itemsize, small_memory=True)
+        tuning = tuning_for_prompts(spec, itemsize=itemsize, memory=SMALL_MEMORY)
     types = _ATTENTION | dict.fromkeys(("out_ptr", "query_ptr", "key_ptr", "value_ptr"), f"*{dtype}")
     if single:
         types |= {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "counter_ptr": "*i32"}
@@ -184,7 +184,8 @@ def attention(*, single: bool, head: int = 128, dtype: str = "bf16", quantised: 
         "BLOCK_Q": 1 if single else tuning.block_m // 4, "TILE": tuning.tile, "SPLIT": single, "SPAN": 0,
         "SINGLE": single, "SKIP_SINGLE": not single, "WINDOW": 0, "SOFT_CAP": False, "ALIBI": False, "SINKS": False,
         "QUANTISED": quantised, "MERGE": single, "PRECISION": "ieee", "GROUP_PAD": 4,
-        "CHUNK": max(2, min(16, 8192 // (4 * head))),
+        "CHUNK": max(2, min(16, 8192 // (4 * head))), "PEEL": tuning.peel,
+        "DEPENDENT": False,
     }  # fmt: skip
     name = f"attention, {'decoded tokens' if single else 'prompts'}, heads of {head}"
     name += ", float32" * (dtype == "fp32") + ", 8-bit cache" * quantised

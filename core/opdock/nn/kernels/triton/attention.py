@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from opdock.nn.kernels.triton.dependent import wait_ahead
+
 # Numbers that differ from step to step are not specialised: each new kind of them would compile for a second or two.
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -152,15 +154,18 @@ def attend_paged(
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SPAN: tl.constexpr,
     SINGLE: tl.constexpr, SKIP_SINGLE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr, MERGE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr,
+    GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr, PEEL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attend BLOCK_Q tokens of one request, for the heads of one key head, to one split of its positions.
 
     Grid: SINGLE: (key heads, requests, splits), for requests of one token; the others are left alone. Otherwise
     (blocks of queries, key heads, 1), and SKIP_SINGLE leaves requests of one token alone. Prompts without a prefix of
     ``elsewhere`` tokens and more are left alone too: another kernel has them.
-    SPAN: positions of a split, 0: an equal share. MERGE: the last split to end merges all.
+    SPAN: positions of a split, 0: an equal share. MERGE: the last split to end merges all. PEEL: tiles
+    without a mask have a loop of their own. DEPENDENT: see ``wait_ahead``.
     """
+    wait_ahead(DEPENDENT)
+    behind = tl.load(starts_ptr + requests)  # here, so that all that is not known at first is waited for once
     if SINGLE:
         kv_head, request, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         block = 0
@@ -173,10 +178,10 @@ def attend_paged(
         block = turned - (tl.load(starts_ptr + request) // BLOCK_Q + request)
     start = tl.load(starts_ptr + request)
     new = tl.load(starts_ptr + request + 1) - start
+    length = tl.load(lens_ptr + request)
     columns = tl.arange(0, HEAD_PAD)
     heads = kv_head * GROUP
     if split == 0:  # rows of no request
-        behind = tl.load(starts_ptr + requests)
         for row in range(behind + number, rows, of):
             for head in range(heads, heads + GROUP):
                 at = columns.to(tl.int64) + row * out_stride + head * out_head_stride
@@ -190,7 +195,6 @@ def attend_paged(
         if SKIP_SINGLE:
             if new == 1:
                 return
-    length = tl.load(lens_ptr + request)
     if not SINGLE:
         if (length == new) & (new >= elsewhere):
             return
@@ -238,7 +242,7 @@ def attend_paged(
     table_ptr += request.to(tl.int64) * table_stride
     key_head, value_head = kv_head * key_head_stride, kv_head * value_head_stride
     full = low
-    if WINDOW == 0:  # tiles that every row sees whole
+    if PEEL:  # tiles that every row sees whole
         full = low + (tl.maximum(tl.minimum(high, first + 1) - low, 0) // TILE) * TILE
         acc, top, total = attend_tiles(
             acc, top, total, q, low, full, end, query_positions, key_ptr, value_ptr, table_ptr, key_head, value_head,

@@ -16,13 +16,11 @@ from torch import Tensor
 
 from opdock.nn.attention.impl import AttentionSpec
 from opdock.nn.attention.metadata import AttentionMetadata
+from opdock.nn.kernels.triton.attention_tuning import LENGTHS
 from opdock.nn.kernels.triton.relaunch import Again, allowed
 
 MOST: Final = 1024
 """Launches that are kept for one kind of layer."""
-
-LENGTHS: Final = 64
-"""Positions: steps whose longest requests have as many of these, rounded up, are cut into the same splits."""
 
 Key: TypeAlias = tuple[Any, ...]
 Plan = TypeVar("Plan")

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,50 +16,21 @@ from opdock.nn.attention.metadata import AttentionMetadata
 from opdock.nn.kernels.triton import relaunch
 from opdock.nn.kernels.triton.attention import attend_paged, merge_rows
 from opdock.nn.kernels.triton.attention_again import Counters, DecodePlan, keep, start_again
-
-MOST_SPLITS = 64
-"""The parts of a request that one program merges."""
+from opdock.nn.kernels.triton.attention_tuning import (
+    MOST_MEMORY,
+    SMALL_MEMORY,
+    TILE_BYTES,
+    Tuning,
+    tuning_for_prompts,
+    tuning_for_single,
+)
+from opdock.nn.kernels.triton.dependent import can_depend
 
 MERGED_ELEMENTS = 8192
 """Of the parts that a program holds while it merges."""
 
-TILE_BYTES = 96 * 1024
-"""Of shared memory, for tiles in flight."""
-
-SMALL_PAIR_BYTES = 32 * 1024
-"""Of shared memory where it is small, for a tile of keys and one of values."""
-
-SMALL_STAGES = 2
-"""Tiles in flight where shared memory is small, the one that is computed with included; more spill on gfx942."""
-
 NOWHERE = 1 << 30
 """More tokens than any prompt has."""
-
-INVARIANT_SPAN = 1024
-"""Positions of a split where the bits of a request must not depend on the batch."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How a kernel is cut.
-
-    Attributes:
-        block_m: rows, which are tokens times the query heads of a key head; a power of two from 16.
-        tile: positions at a time, a power of two from 16.
-        warps: of a program.
-        stages: tiles in flight.
-        splits: parts that the positions of a request are cut into; 1 for prompts.
-        span: positions of a split, a multiple of tile; 0: an equal share.
-        merge: whether the last split to end merges all; else another kernel does.
-    """
-
-    block_m: int
-    tile: int
-    warps: int
-    stages: int
-    splits: int = 1
-    span: int = 0
-    merge: bool = True
 
 
 @functools.cache
@@ -69,63 +39,22 @@ def units_of(index: int) -> int:
     return 4 if index < 0 else int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
-def has_small_memory(index: int) -> bool:
-    """Return whether programs on the GPU of that index may have 64 KiB of shared memory only, as on AMD's."""
-    return index >= 0 and torch.version.hip is not None
+@functools.cache
+def memory_of(index: int) -> int:
+    """Return the bytes of shared memory that a program on a GPU may have; of the interpreter below 0 as on an H200."""
+    if index < 0:
+        return MOST_MEMORY
+    if torch.version.hip is not None:
+        return SMALL_MEMORY
+    found = getattr(torch.cuda.get_device_properties(index), "shared_memory_per_block_optin", TILE_BYTES)
+    return int(found)
 
 
-def tuning_for_single(
-    spec: AttentionSpec, requests: int, max_seq_len: int, units: int, *, itemsize: int = 2, small_memory: bool = False
-) -> Tuning:
-    """Return the tuning for requests of one token; pure.
-
-    Only numbers that are fixed while a graph is captured count: the lengths themselves do not.
-
-    Args:
-        spec: of the layer.
-        requests: of the step.
-        max_seq_len: the most positions of a request.
-        units: multiprocessors of the device.
-        itemsize: bytes of an element of the query.
-        small_memory: whether a program may have 64 KiB of shared memory only.
-    """
-    block_m = max(16, triton.next_power_of_2(spec.num_heads // spec.num_kv_heads))
-    tile = 64 if spec.head_size <= 128 else 32
-    stages = _stages(4, tile, spec.head_size, itemsize)
-    if spec.batch_invariant:
-        splits = max(1, triton.cdiv(max_seq_len, INVARIANT_SPAN))
-        found = Tuning(block_m, tile, 2, stages, splits=splits, span=INVARIANT_SPAN)
-        return _fit(found, spec.head_size, itemsize) if small_memory else found
-    # Four programs fit on a multiprocessor, each with a pair of tiles in flight; more only have more to merge.
-    wanted = (units * 4) // max(1, requests * spec.num_kv_heads)
-    most = triton.cdiv(max_seq_len, 2 * tile)
-    splits = max(1, min(wanted, most, MOST_SPLITS))
-    found = Tuning(block_m, tile, 2, stages, splits=splits)
-    return _fit(found, spec.head_size, itemsize) if small_memory else found
-
-
-def tuning_for_prompts(spec: AttentionSpec, *, itemsize: int = 2, small_memory: bool = False) -> Tuning:
-    """Return the tuning for requests of several tokens; pure. Arguments are those of ``tuning_for_single``."""
-    group = spec.num_heads // spec.num_kv_heads
-    small = spec.head_size <= 128 and itemsize <= 2
-    block_m = max(128 if small else 64, triton.next_power_of_2(group))
-    tile = 64 if small else 32
-    found = Tuning(block_m, tile, 8 if block_m > 64 else 4, _stages(3, tile, spec.head_size, itemsize))
-    return _fit(found, spec.head_size, itemsize) if small_memory else found
-
-
-def _stages(wanted: int, tile: int, head_size: int, itemsize: int) -> int:
-    """Return the number of tiles in flight, so that keys and values fit in shared memory."""
-    pair: int = 2 * tile * triton.next_power_of_2(head_size) * itemsize
-    return max(2, min(wanted, 1 + TILE_BYTES // pair))
-
-
-def _fit(tuning: Tuning, head_size: int, itemsize: int) -> Tuning:
-    """Return a tuning whose tiles take a part of 64 KiB; the rest is for products and sums."""
-    tile, padded = tuning.tile, max(16, triton.next_power_of_2(head_size))
-    while tile > 16 and 2 * tile * padded * itemsize > SMALL_PAIR_BYTES:
-        tile //= 2
-    return replace(tuning, tile=tile, stages=SMALL_STAGES)
+def _options(tuning: Tuning, index: int) -> dict[str, Any]:
+    """Return what a launch on the GPU of that index is told beside its arguments."""
+    found: dict[str, Any] = {"num_warps": tuning.warps, "num_stages": tuning.stages}
+    dependent = tuning.dependent and can_depend(index)
+    return found | {"DEPENDENT": dependent} | ({"launch_pdl": True} if dependent else {})
 
 
 def paged_attention(
@@ -198,21 +127,21 @@ def paged_attention(
         "CHUNK": max(2, min(16, MERGED_ELEMENTS // (triton.next_power_of_2(group) * head_pad))),
         "PRECISION": "ieee",  # without meaning in 16 bits, where Triton refuses others on AMD's GPUs but gfx942
     }
-    several, small_memory = metadata.max_query_len > 1, has_small_memory(index)
+    several, memory = metadata.max_query_len > 1, memory_of(index)
     if several:
-        t = prompts or tuning_for_prompts(spec, itemsize=query.element_size(), small_memory=small_memory)
+        t = prompts or tuning_for_prompts(spec, itemsize=query.element_size(), memory=memory)
         block_q = t.block_m // group
         blocks = rows // block_q + requests
         attend_paged[(blocks, spec.num_kv_heads, 1)](
             *tensors, None, None, None, *numbers, 1, elsewhere, *strides, **common, BLOCK_M=t.block_m, BLOCK_Q=block_q,
             TILE=t.tile, SPLIT=False, SPAN=0, SINGLE=False, SKIP_SINGLE=True, MERGE=False,
-            num_warps=t.warps, num_stages=t.stages,
+            PEEL=t.peel and not spec.sliding_window, **_options(t, index),
         )  # fmt: skip
         if metadata.query_lens is not None and 1 not in metadata.query_lens:
             return
     t = single or tuning_for_single(
         spec, requests, metadata.max_seq_len, units_of(index), itemsize=query.element_size(),
-        small_memory=small_memory,
+        memory=memory,
     )  # fmt: skip
     partial = lse = counter = None
     if t.splits > 1:
@@ -227,10 +156,11 @@ def paged_attention(
     common |= {
         "BLOCK_M": t.block_m, "BLOCK_Q": 1, "TILE": t.tile, "SPLIT": t.splits > 1, "SPAN": t.span, "SINGLE": True,
         "SKIP_SINGLE": False, "MERGE": t.merge,
+        "PEEL": t.peel and not spec.sliding_window,
     }  # fmt: skip
-    made = attend_paged[grid](
-        *tensors, partial, lse, counter, *behind, **common, num_warps=t.warps, num_stages=t.stages
-    )  # fmt: skip
+    options = _options(t, index)
+    common["DEPENDENT"] = options.pop("DEPENDENT")
+    made = attend_paged[grid](*tensors, partial, lse, counter, *behind, **common, **options)
     if kept is not None and (t.merge or t.splits == 1):
         again = relaunch.again_of(attend_paged, made, index)
         constants = relaunch.tail_of(attend_paged, len(tensors) + 3 + len(behind), common)
