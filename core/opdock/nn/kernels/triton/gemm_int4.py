@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from opdock.nn.kernels.triton.linear_begin import begin
+from opdock.nn.kernels.triton.dependent import begin
 from opdock.nn.kernels.triton.split import finish
 
 
