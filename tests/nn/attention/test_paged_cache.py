@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from opdock.errors import ConfigError, UnsupportedError
-from opdock.nn.attention import Attention, BlockAllocator, PagedKVCache, attention_layers, copy_blocks, swap_blocks
+from opdock.errors import ConfigError, OrderError, UnsupportedError
+from opdock.nn.attention import (
+    Attention,
+    AttentionMetadata,
+    BlockAllocator,
+    PagedKVCache,
+    attention_layers,
+    copy_blocks,
+    set_forward_context,
+    swap_blocks,
+)
 
 pytestmark = pytest.mark.usefixtures("config")
 
@@ -72,6 +81,49 @@ def test_a_cache_binds_and_unbinds_a_model() -> None:
     assert layer.served_by == "contiguous"
     with pytest.raises(ConfigError, match="no paged cache"):
         _ = layer.impl
+
+
+def _two() -> dict[str, Attention]:
+    return {name: Attention(4, 16, 0.25, 2, prefix=name) for name in ("first", "second")}
+
+
+def test_a_cache_that_one_layer_cannot_use_is_bound_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a backend makes for a layer may fail: the model is then as before."""
+    layers = _two()
+    cache = PagedKVCache(layers, num_blocks=2)
+    monkeypatch.setattr(layers["second"], "bind_cache", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        cache.bind()
+    assert [layer.served_by for layer in layers.values()] == ["contiguous"] * 2
+
+
+def test_a_step_of_a_cache_that_is_not_bound_is_refused() -> None:
+    """The layer would take all tokens for one sequence."""
+    layers = _two()
+    cache = PagedKVCache(layers, num_blocks=2)
+    step = AttentionMetadata.build(query_lens=[1, 1], seq_lens=[1, 1], block_tables=[[0], [1]], block_size=16)
+    cache.bind()
+    layers["second"].unbind_cache()
+    for given in (cache, layers):
+        with (
+            pytest.raises(OrderError, match=r"layer second[\s\S]*one sequence[\s\S]*Remedy: call bind"),
+            set_forward_context(step, given),
+        ):
+            pass
+
+
+def test_a_step_of_another_cache_than_the_one_that_is_bound_is_refused() -> None:
+    """Its blocks are others; and the first cache, let go late, leaves the second one bound."""
+    layers = _two()
+    first, second = (PagedKVCache(layers, num_blocks=2) for _ in range(2))
+    step = AttentionMetadata.build(query_lens=[1], seq_lens=[1], block_tables=[[0]], block_size=16)
+    first.bind()
+    second.bind()
+    with pytest.raises(OrderError, match=r"layer first[\s\S]*Another cache"), set_forward_context(step, first):
+        pass
+    first.unbind()
+    with set_forward_context(step, second):
+        layers["first"](torch.randn(1, 64), torch.randn(1, 32), torch.randn(1, 32))
 
 
 def test_a_cache_of_another_shape_is_refused_with_the_layers_name() -> None:

@@ -12,7 +12,9 @@ import torch
 
 import opdock
 from opdock.errors import ConfigError, OrderError, UnknownNameError, UnsupportedError
-from opdock.nn.batch import Batch
+from opdock.nn.attention import PagedKVCache
+from opdock.nn.batch import Batch, runner
+from opdock.nn.batch.request import DrawError
 from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
 
 COUNT = 12
@@ -229,19 +231,136 @@ def test_a_step_that_fails_can_be_run_again(loaded: LoadedModel) -> None:
     assert list(made.values()) == [alone(loaded, p) for p in prompts]
 
 
+@pytest.mark.parametrize("where", ["compute_logits", "sample"])
+def test_a_step_that_fails_behind_the_layers_can_be_run_again(
+    loaded: LoadedModel, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In prompts and in decodes; what was drawn before the failure is drawn again."""
+    prompts, drawn = prompts_of([5, 20, 3]), SamplingParams(temperature=0.9, top_k=40, seed=4)
+    expected = [list(generate(loaded.model, p, drawn, max_tokens=COUNT)) for p in prompts]
+    holder, calls = (loaded.model, [0]) if where == "compute_logits" else (runner, [0])
+    original = getattr(holder, where)
+
+    def sometimes(*args: Any) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] in (2, 3, 9, 13):  # of requests that draw, the first, or one in the middle
+            raise MemoryError
+        return original(*args)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(holder, where, sometimes)
+    made: dict[int, list[int | None]] = {}
+    failures = 0
+    with Batch(loaded.model, max_requests=3, max_len=64, max_step_tokens=9) as batch:
+        made |= {batch.add(p, drawn, max_tokens=COUNT): [] for p in prompts}
+        while batch.running:
+            try:
+                outputs = batch.step()
+            except MemoryError:
+                failures += 1
+                continue
+            for output in outputs:
+                made[output.request].append(output.token)
+    assert failures == 4 and list(made.values()) == expected
+
+
+def test_a_request_whose_logits_are_nan_is_named_and_the_others_go_on(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays until it is removed; no token of the others is lost."""
+    prompts = prompts_of([5, 7])
+    compute = loaded.model.compute_logits
+
+    def broken(hidden: torch.Tensor) -> torch.Tensor:
+        logits = compute(hidden)
+        if len(logits) == 2:
+            logits[1] = float("nan")
+        return logits
+
+    with Batch(loaded.model, max_requests=2, max_len=64) as batch:
+        good, bad = batch.add(prompts[0], max_tokens=4), batch.add(prompts[1], SamplingParams(temperature=1.0))
+        monkeypatch.setattr(loaded.model, "compute_logits", broken)
+        for _ in range(2):
+            with pytest.raises(DrawError, match=rf"drawn for request {bad}\.[\s\S]*Remedy: remove\({bad}\)"):
+                batch.step()
+        batch.remove(bad)
+        made = [output.token for _ in range(4) for output in batch.step()]
+        assert made == alone(loaded, prompts[0], 4) and good not in batch.running
+
+
+def test_prompts_of_a_generate_that_failed_hold_no_place(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were added before go on."""
+    prompts = prompts_of([5, 6, 7])
+    with Batch(loaded.model, max_requests=3, max_len=32) as batch:
+        before = batch.add(prompts[0], max_tokens=3)
+        free = batch.cache.allocator.num_free
+        with monkeypatch.context() as patch:
+            patch.setattr(batch._runner, "launch", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                batch.generate(prompts[1:], max_tokens=3)
+        assert batch.running == (before,) and batch.cache.allocator.num_free == free
+        assert [o.token for _ in range(3) for o in batch.step()] == alone(loaded, prompts[0], 3)
+
+
+def test_a_batch_whose_cache_was_taken_from_the_model_says_so(loaded: LoadedModel) -> None:
+    """Its blocks are none of the other cache; and its end leaves the other cache where it is."""
+    batch = Batch(loaded.model, max_requests=1, max_len=32)
+    batch.add([5, 6])
+    other = PagedKVCache.for_model(loaded.model, num_blocks=3)
+    with pytest.raises(OrderError, match=r"uses another one[\s\S]*layer model.layers.0.self_attn.attn"):
+        batch.step()
+    batch.close()
+    other.require_bound()
+    with pytest.raises(OrderError, match=r"serves another batch[\s\S]*Remedy[\s\S]*unbind\(\) that cache"):
+        Batch(loaded.model)
+    other.unbind()
+
+
+def test_a_batch_that_cannot_be_made_lets_go_of_the_model(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may be short behind the cache too."""
+    monkeypatch.setattr(runner, "DecodeGraphs", lambda *_, **__: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        Batch(loaded.model, max_len=32, graphs=True, capture=lambda step: (step, step()))
+    Batch(loaded.model, max_requests=1, max_len=32).close()
+
+
+def test_a_closed_batch_takes_no_work(loaded: LoadedModel) -> None:
+    batch = Batch(loaded.model, max_requests=1, max_len=32)
+    batch.close()
+    for work in (lambda: batch.add([5]), lambda: batch.generate([[5]])):
+        with pytest.raises(OrderError, match="closed"):
+            work()
+
+
+@pytest.mark.parametrize("tokens", [None, "abc", [1.5], [2.0], torch.ones(1, 3, dtype=torch.int64), {"ids": [1]}])
+def test_a_prompt_that_is_no_row_of_ids_is_refused(loaded: LoadedModel, tokens: Any) -> None:
+    """Nothing is rounded; ids in a tensor or an array are ids."""
+    with Batch(loaded.model, max_requests=1, max_len=32) as batch:
+        for work in (batch.add, batch.check, lambda given: batch.generate([[5], given])):
+            with pytest.raises(ConfigError, match="no row of token ids"):
+                work(tokens)
+        assert not batch.running
+        assert batch.generate([torch.tensor([5, 6])], max_tokens=3) == [alone(loaded, [5, 6], 3)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_requests": 0}, "max_requests=0"),
         ({"max_len": 1}, "max_len=1"),
+        ({"max_len": 0}, "max_len=0"),
+        ({"num_blocks": 0}, "num_blocks=0"),
         ({"block_size": 0}, "block_size=0"),
+        ({"block_size": "16"}, "block_size='16' is no whole number"),
+        ({"num_blocks": 2.5}, "num_blocks=2.5 is no whole number"),
+        ({"max_step_tokens": None}, "max_step_tokens=None is no whole number"),
         ({"max_requests": 9, "max_step_tokens": 8}, "max_step_tokens=8[\\s\\S]*from 9"),
+        ({"cache_dtype": "fp8"}, "cannot hold 'fp8'[\\s\\S]*torch.float8_e4m3fn"),
     ],
 )
-def test_impossible_numbers_are_refused(loaded: LoadedModel, options: dict[str, int], message: str) -> None:
+def test_impossible_numbers_are_refused(loaded: LoadedModel, options: dict[str, Any], message: str) -> None:
     """Before a cache is allocated."""
     with pytest.raises(ConfigError, match=message):
-        Batch(loaded.model, **options)  # type: ignore[arg-type]
+        Batch(loaded.model, **options)
 
 
 def test_graphs_are_refused_on_the_cpu(loaded: LoadedModel) -> None:

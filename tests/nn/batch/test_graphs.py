@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import opdock
-from opdock.nn.batch import Batch, ReplayedGeneration
+from opdock.nn.batch import Batch, ReplayedGeneration, runner
 from opdock.nn.batch.graphs import bucket_sizes
 from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
 
@@ -91,6 +91,39 @@ def test_joins_stops_and_removals_between_replays(loaded: LoadedModel) -> None:
             wanted = [*wanted[: wanted.index(wanted[9])], None]
         assert tokens == wanted[: len(tokens)] and (request in gone or len(tokens) == len(wanted))
     assert gone and capture.replayed > 50 and capture.captured <= 4
+
+
+@pytest.mark.parametrize("where", ["replay", "sample"])
+def test_a_replay_that_fails_can_be_run_again(loaded: LoadedModel, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was launched ahead, while the tokens of the step before it are not read yet."""
+    chance = random.Random(2)
+    prompts = [[chance.randrange(3, 320) for _ in range(n)] for n in (4, 17, 9)]
+    sampling = SamplingParams(temperature=0.9, top_k=40, seed=4) if where == "sample" else SamplingParams()
+    expected = [list(generate(loaded.model, p, sampling, max_tokens=12)) for p in prompts]
+    holder = runner if where == "sample" else runner.DecodeGraphs
+    original, calls = getattr(holder, where), [0]
+
+    def sometimes(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        made = original(*args, **options)
+        if calls[0] in (2, 5, 6, 10):
+            raise MemoryError
+        return made
+
+    monkeypatch.setattr(holder, where, sometimes)
+    made: dict[int, list[int | None]] = {}
+    failures = 0
+    with Batch(loaded.model, max_requests=3, max_len=48, block_size=4, graphs=True, capture=Rerun()) as batch:
+        made |= {batch.add(p, sampling, max_tokens=12): [] for p in prompts}
+        while batch.running:
+            try:
+                outputs = batch.step()
+            except MemoryError:
+                failures += 1
+                continue
+            for output in outputs:
+                made[output.request].append(output.token)
+    assert failures == 4 and list(made.values()) == expected
 
 
 def test_drawn_tokens_are_the_next_input(loaded: LoadedModel) -> None:

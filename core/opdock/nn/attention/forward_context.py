@@ -13,6 +13,7 @@ import torch
 from opdock import env
 from opdock.errors import ConfigError, OrderError, UnknownNameError, suggest
 from opdock.nn.attention.metadata import AttentionMetadata
+from opdock.nn.attention.paged_cache import not_bound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,8 +136,17 @@ def set_forward_context(
     Args:
         attn_metadata: of the step, for all layers, or by layer name.
         cache: the cache whose layers run, or these layers by name.
+
+    Raises: OrderError, with the layer's name, for a layer that no cache, or another one, is bound to.
     """
-    layers = cache if isinstance(cache, Mapping) else cache.layers
+    if isinstance(cache, Mapping):
+        layers = cache
+        for name, layer in layers.items():
+            if layer.key_cache is None:
+                raise not_bound(name, layer)
+    else:
+        layers = cache.layers
+        cache.require_bound()
     token = _current.set(ForwardContext(attn_metadata, layers))
     try:
         yield _current.get()  # type: ignore[misc]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from opdock.errors import ConfigError, UnsupportedError
+from opdock.errors import ConfigError, OrderError, UnsupportedError
 
 if TYPE_CHECKING:
     from opdock.nn.attention.attention import Attention
@@ -118,8 +118,8 @@ class PagedKVCache:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         if self.dtype not in KV_CACHE_DTYPES:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_CACHE_DTYPES)
-            raise ConfigError(f"A cache cannot hold {self.dtype}.", remedy=f"use one of {known}.")
+            what = f"A cache cannot hold {self.dtype!r}."
+            raise ConfigError(what, remedy=f"use a dtype of torch: {', '.join(map(str, KV_CACHE_DTYPES))}.")
         wide = torch.get_default_dtype() if self.dtype in FP8_DTYPES else self.dtype
         self.model_dtype = wide if model_dtype is None else model_dtype
         self.allocator = BlockAllocator(num_blocks)
@@ -159,14 +159,45 @@ class PagedKVCache:
         return cache
 
     def bind(self) -> None:
-        """Make the layers use this cache from now on; they take the paged path whenever no other cache is given."""
-        for name, layer in self.layers.items():
-            layer.bind_cache(*self.tensors[name], self.model_dtype)
+        """Make the layers use this cache from now on; they take the paged path whenever no other cache is given.
+
+        Where one of them raises, none of them uses it.
+        """
+        try:
+            for name, layer in self.layers.items():
+                layer.bind_cache(*self.tensors[name], self.model_dtype)
+        except BaseException:
+            self.unbind()
+            raise
 
     def unbind(self) -> None:
-        """Let the layers forget the cache."""
-        for layer in self.layers.values():
-            layer.unbind_cache()
+        """Let the layers forget the cache; one that was bound to another cache since goes on with that."""
+        for name, layer in self.layers.items():
+            if layer.key_cache is self.tensors[name][0]:
+                layer.unbind_cache()
+
+    def require_bound(self) -> None:
+        """Raise OrderError, with the layer's name, unless all layers use this cache."""
+        for name, layer in self.layers.items():
+            if layer.key_cache is not self.tensors[name][0]:
+                raise not_bound(name, layer)
+
+
+def not_bound(name: str, layer: Attention) -> OrderError:
+    """Return the error for a layer that does not use the cache of the step."""
+    if layer.key_cache is None:
+        return OrderError(
+            "A step over a paged cache was begun, and a layer does not use it.",
+            who=f"layer {name}",
+            why="No cache is bound to it: it would take all tokens of the step for one sequence.",
+            remedy="call bind() of the cache first.",
+        )
+    return OrderError(
+        "A step over a paged cache was begun, and a layer uses another one.",
+        who=f"layer {name}",
+        why="Another cache was bound to it since: blocks and slots of the step are none of that.",
+        remedy="call bind() of the step's cache, or go on with the other one.",
+    )
 
 
 def attention_layers(model: nn.Module) -> dict[str, Attention]:

@@ -10,7 +10,7 @@ from opdock import env
 from opdock.errors import ConfigError, OrderError, UnknownNameError, UnsupportedError
 from opdock.nn.batch.capture import Capture, refuse_without_graphs
 from opdock.nn.batch.invariance import LARGEST_PART
-from opdock.nn.batch.request import Output, Part, Request, plan_step
+from opdock.nn.batch.request import Output, Part, Request, plan_step, token_list, whole
 from opdock.nn.batch.runner import Flight, Runner
 from opdock.nn.generation import check_request
 from opdock.nn.invariant import in_force
@@ -61,22 +61,17 @@ class Batch:
     ) -> None:
         """Allocate the cache."""
         self.device = model.model.embed_tokens.weight.device
-        self.max_len = min(max_len or model.config.max_position, model.config.max_position)
-        for name, number, least in (
-            ("max_requests", max_requests, 1),
-            ("max_len", self.max_len, 2),
-            ("block_size", block_size, 1),
-            ("max_step_tokens", max_step_tokens, max_requests),
-        ):
-            if number < least:
-                raise ConfigError(f"{name}={number} is not possible.", remedy=f"use a number from {least}.")
+        context = model.config.max_position
+        self.max_len = min(whole("max_len", context if max_len is None else max_len, 2), context)
+        self.max_requests = whole("max_requests", max_requests, 1)
+        self.max_step_tokens = whole("max_step_tokens", max_step_tokens, self.max_requests)
+        width = -(-(self.max_len - 1) // whole("block_size", block_size, 1))
         if graphs and capture is None:
             refuse_without_graphs(self.device)
-        self.model, self.max_requests, self.max_step_tokens = model, max_requests, max_step_tokens
-        width = -(-(self.max_len - 1) // block_size)
+        self.model = model
         self._runner = Runner(
             model,
-            num_blocks=num_blocks or max_requests * width,
+            num_blocks=max_requests * width if num_blocks is None else whole("num_blocks", num_blocks, 1),
             block_size=block_size,
             max_requests=max_requests,
             width=width,
@@ -116,8 +111,8 @@ class Batch:
         Raises: ConfigError for a prompt that does not fit or is none; UnsupportedError where the batch or its cache
             has no place now; OrderError after ``close``. Nothing changes then for the others.
         """
-        if not self._unbind.alive:
-            raise OrderError("The batch is closed.", remedy="make another one.")
+        self._require_open()
+        tokens = token_list(tokens)
         limit = self.check(tokens, max_tokens)
         need, allocator = self._blocks(len(tokens), limit), self.cache.allocator
         if not self._has_place(need):
@@ -133,7 +128,7 @@ class Batch:
         sampling = sampling or SamplingParams()
         request = Request(
             id=self._count,
-            tokens=list(tokens),
+            tokens=tokens,
             limit=limit,
             full=limit == self.max_len - len(tokens),
             sampling=sampling,
@@ -145,9 +140,14 @@ class Batch:
         self._count += 1
         return request.id
 
+    def _require_open(self) -> None:
+        if not self._unbind.alive:
+            raise OrderError("The batch is closed.", remedy="make another one.")
+
     def check(self, tokens: Sequence[int], max_tokens: int = 128) -> int:
         """Return how many tokens ``add`` would let a request make; ConfigError for one that it would never take."""
-        check_request(tokens, self.model.config, max_tokens)
+        tokens = token_list(tokens)
+        check_request(tokens, self.model.config, whole("max_tokens", max_tokens, 1))
         count = len(tokens)
         if count >= self.max_len:
             raise ConfigError(
@@ -216,7 +216,11 @@ class Batch:
     def step(self) -> list[Output]:
         """Run one step and return what it made; nothing for requests whose prompt is not through.
 
-        Raises: OrderError if ``VLLM_BATCH_INVARIANT`` was changed since the batch was made.
+        After an error the step can be run again: it is as if it had not run.
+
+        Raises: OrderError if ``VLLM_BATCH_INVARIANT`` was changed since the batch was made, or if
+            another cache was bound to the model; DrawError, with the request, where no token can be drawn. What the
+            model raises comes as it is.
         """
         if in_force() != self._runner.invariant:
             raise OrderError(
@@ -229,7 +233,7 @@ class Batch:
             parts = self._plan()
             if not parts:
                 return []
-            flight = self._runner.launch(parts)
+            flight = self._flight = self._runner.launch(parts)
         # the device works on the next step while the host looks at this one's tokens
         self._flight = self._runner.launch_ahead(self._plan(), flight) if flight.replayed else None
         outputs = []
@@ -255,16 +259,24 @@ class Batch:
             prompts: ids of each.
             options: of ``add``, the same for all.
 
-        Raises: ConfigError before any work for a prompt that ``add`` would never take.
+        Raises: ConfigError before any work for a prompt that ``add`` would never take. After an error of a step none of
+            these prompts runs any more.
         """
-        limits = [self.check(tokens, options.get("max_tokens", 128)) for tokens in prompts]
+        self._require_open()
+        given = [token_list(tokens) for tokens in prompts]
+        limits = [self.check(tokens, options.get("max_tokens", 128)) for tokens in given]
         made: dict[int, list[int]] = {}
         at = 0
-        while at < len(prompts) or not self._requests.keys().isdisjoint(made):
-            while at < len(prompts) and self._has_place(self._blocks(len(prompts[at]), limits[at])):
-                made[self.add(prompts[at], **options)] = []
-                at += 1
-            for output in self.step():
-                if output.token is not None and output.request in made:
-                    made[output.request].append(output.token)
+        try:
+            while at < len(given) or not self._requests.keys().isdisjoint(made):
+                while at < len(given) and self._has_place(self._blocks(len(given[at]), limits[at])):
+                    made[self.add(given[at], **options)] = []
+                    at += 1
+                for output in self.step():
+                    if output.token is not None and output.request in made:
+                        made[output.request].append(output.token)
+        except BaseException:
+            for request in self._requests.keys() & made:  # nobody else knows of them, and they hold blocks
+                self.remove(request)
+            raise
         return list(made.values())

@@ -66,6 +66,10 @@ class DecodeGraphs:
         """Return whether the input of these decodes is what the last replay chose, still on the device."""
         return [p.request for p in parts] == self._rows
 
+    def forget(self) -> None:
+        """Take the buffers for unknown: the next replay needs tokens from the host."""
+        self._rows = []
+
     def replay(self, parts: Sequence[Part], *, known: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch one step and return the greedy tokens, (requests,), and the logits, (requests, vocab).
 

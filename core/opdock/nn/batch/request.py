@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from opdock.errors import ConfigError, OpdockError
 from opdock.nn.generation import FinishReason
 from opdock.nn.sampling import SamplingParams
 
 if TYPE_CHECKING:
     import torch
+
+
+class DrawError(OpdockError, ArithmeticError):
+    """No token can be drawn from the logits of a request; the message names it."""
+
+
+def whole(name: str, number: object, least: int) -> int:
+    """Return a whole number; ConfigError, with ``name``, for anything else and for one below ``least``."""
+    try:
+        found = operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(
+            f"{name}={number!r} is no whole number.", remedy=f"use a whole number from {least}."
+        ) from None
+    if found < least:
+        raise ConfigError(f"{name}={found} is not possible.", remedy=f"use a number from {least}.")
+    return found
+
+
+def token_list(tokens: Any) -> list[int]:
+    """Return the ids of a prompt as a list; ConfigError for anything but whole numbers in a row."""
+    try:
+        return [operator.index(t) for t in (tokens.tolist() if hasattr(tokens, "tolist") else tokens)]
+    except TypeError:
+        raise ConfigError(
+            f"The prompt is no row of token ids: {reprlib.repr(tokens)}.",
+            remedy="encode the text with the model's tokenizer, and give a list of whole numbers.",
+        ) from None
 
 
 @dataclass(frozen=True)

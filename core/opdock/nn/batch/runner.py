@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from opdock.nn.batch.forward import forward_of
 from opdock.nn.batch.graphs import DecodeGraphs
 from opdock.nn.batch.inputs import step_inputs
 from opdock.nn.batch.invariance import require
-from opdock.nn.batch.request import Part
+from opdock.nn.batch.request import DrawError, Part, Request
 from opdock.nn.invariant import follow, in_force
 from opdock.nn.sampling import sample
 
@@ -44,6 +45,28 @@ class Flight:
         if self._arrived is not None:
             self._arrived.synchronize()
         return [] if self._tokens is None else self._tokens.tolist()
+
+
+def _schedule(parts: Sequence[Part]) -> None:
+    """Count the positions of a step that was launched: last of all, so that one that raised can be launched again."""
+    for part in parts:
+        part.request.scheduled = part.end
+
+
+@contextlib.contextmanager
+def _naming(request: Request) -> Iterator[None]:
+    """Say whose token it is that torch cannot draw."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as err:
+        raise DrawError(
+            f"No token can be drawn for request {request.id}.",
+            who=str(request.sampling),
+            why=str(err).strip().partition("\n")[0],
+            remedy=f"remove({request.id}), and the others go on; see whether the model makes NaN.",
+        ) from err
 
 
 class Runner:
@@ -85,47 +108,46 @@ class Runner:
         if any(layer.key_cache is not None for layer in attention_layers(model).values()):
             raise OrderError(
                 "The model serves another batch.",
-                why="Its attention layers write to the cache of one batch at a time.",
-                remedy="close() the other batch first, or load the model a second time.",
+                why="Its attention layers write to one paged cache at a time, and one is bound to them.",
+                remedy="close() the other batch, or unbind() that cache, first; or load the model a second time.",
             )
         follow()
         self.invariant = in_force()
         self._longest = width * block_size if self.invariant else None
         with self._inference():
             self.cache = PagedKVCache.for_model(model, num_blocks=num_blocks, block_size=block_size, dtype=cache_dtype)
-            if self.invariant:
-                try:
+            try:
+                if self.invariant:
                     require(model, self.cache)
-                except BaseException:
-                    self.cache.unbind()
-                    raise
-            if graphs:
-                self._graphs = DecodeGraphs(
-                    self._forward,
-                    model.compute_logits,
-                    self.cache,
-                    max_requests=max_requests,
-                    width=width,
-                    device=self.device,
-                    capture=capture or GraphCapture(self.device),
-                )
+                if graphs:
+                    self._graphs = DecodeGraphs(
+                        self._forward,
+                        model.compute_logits,
+                        self.cache,
+                        max_requests=max_requests,
+                        width=width,
+                        device=self.device,
+                        capture=capture or GraphCapture(self.device),
+                    )
+            except BaseException:
+                self.cache.unbind()
+                raise
 
     def launch(self, parts: Sequence[Part]) -> Flight:
-        """Launch a step, all of whose tokens are known on the host."""
+        """Launch a step, all of whose tokens are known on the host; after an error it can be launched again."""
         if self._graphs is not None and all(p.request.decoding for p in parts):
             return self._replay(self._graphs, parts, known=True)
         with self._inference():
             inputs = step_inputs(parts, self.cache.block_size, self.device, longest=self._longest)
             with set_forward_context(inputs.metadata, self.cache):
                 hidden = self._forward(inputs.input_ids, inputs.positions)
-            for part in parts:
-                part.request.scheduled = part.end
             choosing = [p for p in parts if p.samples]
-            if not choosing:
-                return Flight((), False, None, None)
-            logits = self.model.compute_logits(hidden if inputs.rows is None else hidden[inputs.rows])
-            tokens = logits.argmax(dim=-1)
-            return self._choose(choosing, tokens, logits, replayed=False)
+            flight = Flight((), False, None, None)
+            if choosing:
+                logits = self.model.compute_logits(hidden if inputs.rows is None else hidden[inputs.rows])
+                flight = self._choose(choosing, logits.argmax(dim=-1), logits, replayed=False)
+        _schedule(parts)
+        return flight
 
     def launch_ahead(self, parts: Sequence[Part], flight: Flight) -> Flight | None:
         """Launch the step that follows one in flight, if its input is on the device already; None if not."""
@@ -135,17 +157,32 @@ class Runner:
 
     def _replay(self, graphs: DecodeGraphs, parts: Sequence[Part], *, known: bool) -> Flight:
         with self._inference():
-            tokens, logits = graphs.replay(parts, known=known)
-            for part in parts:
-                part.request.scheduled = part.end
-            return self._choose(parts, tokens, logits, replayed=True)
+            try:
+                tokens, logits = graphs.replay(parts, known=known)
+                flight = self._choose(parts, tokens, logits, replayed=True)
+            except BaseException:
+                graphs.forget()  # its buffers may hold tokens that nobody chose
+                raise
+        _schedule(parts)
+        return flight
 
     def _choose(self, parts: Sequence[Part], tokens: torch.Tensor, logits: torch.Tensor, *, replayed: bool) -> Flight:
         """Overwrite the greedy tokens where another is to be drawn, and send them to the host."""
-        for row, part in enumerate(parts):
-            request = part.request
-            if not request.sampling.greedy:
-                tokens[row : row + 1] = sample(logits[row : row + 1], request.sampling, request.generator)
+        drawing = [(row, part.request) for row, part in enumerate(parts) if not part.request.sampling.greedy]
+        sources = [request.generator for _, request in drawing if request.generator is not None]
+        states = [source.get_state() for source in sources]
+        try:
+            for row, request in drawing:
+                with _naming(request):
+                    tokens[row : row + 1] = sample(logits[row : row + 1], request.sampling, request.generator)
+            return self._send(parts, tokens, replayed=replayed)
+        except BaseException:  # launched again, the step draws what it would have drawn
+            for source, state in zip(sources, states, strict=True):
+                source.set_state(state)
+            raise
+
+    def _send(self, parts: Sequence[Part], tokens: torch.Tensor, *, replayed: bool) -> Flight:
+        """Send the tokens to the host."""
         if self.device.type == "cpu":
             return Flight(parts, replayed, tokens.clone(), None)  # the next step writes them
         host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
