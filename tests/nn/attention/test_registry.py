@@ -88,6 +88,21 @@ def test_unfinished_and_foreign_classes_are_refused() -> None:
     assert not {"UNFINISHED", "FOREIGN", "WRONG", "EMPTY"} & set(backends)
 
 
+class WithBuilder(AcmeBackend):
+    """Has metadata of its own, as elsewhere."""
+
+    @staticmethod
+    def get_builder_cls() -> type:
+        return dict
+
+
+def test_a_builder_of_metadata_that_nobody_would_call_is_refused() -> None:
+    """The host makes the metadata of a step."""
+    with pytest.raises(RegistrationError, match=r"get_builder_cls\(\) returns[\s\S]*Remedy: leave get_builder_cls"):
+        register_backend("ACME_ATTN")(WithBuilder)
+    assert "ACME_ATTN" not in backends
+
+
 def test_an_unknown_name_shows_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'TRITON_ATTN'"):
         backend_class("TRITN_ATTN")

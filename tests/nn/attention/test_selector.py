@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -14,6 +17,7 @@ from opdock.nn.attention import (
     AttentionBackend,
     AttentionSelectorConfig,
     MultipleOf,
+    PagedKVCache,
     get_attn_backend,
     register_backend,
     unregister_backend,
@@ -179,6 +183,67 @@ def test_a_backend_whose_import_fails_is_an_error_with_the_cause() -> None:
         get_attn_backend(64, torch.float32, backend="GONE_ATTN")
     assert isinstance(found.value.__cause__, ImportError)
     unregister_backend("GONE_ATTN")
+
+
+class Raising(NativeAttentionBackend):
+    """Installed, and broken."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "RAISING_ATTN"
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        raise RuntimeError("driver too old\nand more")
+
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "a module that is not there": ("no_such_module_of_acme:Backend", "ModuleNotFoundError: No module named"),
+    "a module that raises": ("acme_raises:Backend", "RuntimeError: driver too old"),
+    "a class that is not there": ("json:Backend", "RegistrationError: The module json has no class Backend"),
+    "a class that is none": ("json:JSONDecoder", "RegistrationError: .*is no AttentionBackend"),
+    "a class that raises": (f"{__name__}:Raising", "asked whether it fits, it raised RuntimeError: driver too old"),
+}
+
+
+@pytest.mark.usefixtures("taken_back")
+@pytest.mark.parametrize("which", BROKEN)
+def test_a_broken_backend_leaves_the_others_and_is_an_error_with_its_source_where_it_is_asked_for(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for by a layer, by a selection or by the platform; in reports it is a row like others."""
+    (tmp_path / "acme_raises.py").write_text("raise RuntimeError('driver too old')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path, words = BROKEN[which]
+    register_backend("RAISING_ATTN", path)
+    config = AttentionSelectorConfig(64, torch.float32, "auto", 16)
+    assert select(config).get_name() == "SDPA"
+    chosen, verdicts = explain_backends(config)
+    assert chosen is not None and chosen.get_name() == "SDPA"
+    assert re.match(words, next(v.reasons[0] for v in verdicts if v.name == "RAISING_ATTN"))
+
+    def forced() -> None:
+        PagedKVCache({"a": Attention(4, 40, 1.0, prefix="layers.3.attn", attn_backend="RAISING_ATTN")}, num_blocks=1)
+
+    with pytest.raises(UnsupportedError, match=words) as found:
+        forced()
+    assert "layer layers.3.attn" in str(found.value) and "\nand more" not in str(found.value)
+    with pytest.raises(UnsupportedError, match=words):
+        select(config, backend="RAISING_ATTN")
+    Own.answer = path
+    with pytest.raises(UnsupportedError, match=words):
+        select(config, platform=Own())
+
+
+def test_backends_behind_the_first_that_fits_are_not_imported() -> None:
+    """A package that nobody asks for costs no import."""
+    register_backend("LATER_ATTN", "wave:Backend")
+    sys.modules.pop("wave", None)
+    try:
+        select(AttentionSelectorConfig(64, torch.float32, "auto", 16))
+        assert "wave" not in sys.modules
+    finally:
+        unregister_backend("LATER_ATTN")
 
 
 def test_no_backend_at_all_gives_the_reasons_of_all() -> None:

@@ -53,6 +53,23 @@ def test_the_first_that_can_is_chosen_and_every_other_has_a_reason() -> None:
     assert found.lines()[1] == "fast  chosen"
 
 
+def test_a_backend_that_raises_when_it_is_asked_leaves_the_others() -> None:
+    """Asked for by name it is an error with what it raised."""
+
+    class Raising(ALL["slow"]):  # type: ignore[name-defined,misc]
+        @classmethod
+        def why_not(cls, problem: MoEProblem) -> str:
+            raise RuntimeError("driver too old\nand more")
+
+    Raising.rank = 200
+    both = {**ALL, "raising": Raising}
+    reason = "asked whether it can, it raised RuntimeError: driver too old"
+    found = select(PROBLEM, both)
+    assert found.name == "fast" and found.verdicts[0].reason == reason
+    with pytest.raises(UnsupportedError, match=reason):
+        select(PROBLEM, both, "raising", layer="layers.0.mlp")
+
+
 def test_of_equal_rank_the_name_decides() -> None:
     assert select(PROBLEM, {"b": backend("b"), "a": backend("a")}).name == "a"
 

@@ -46,7 +46,7 @@ class Attention(PluggableLayer):
         v_scale: likewise for values.
 
     Raises: ConfigError if the numbers of heads do not divide, or a feature's numbers do not fit; UnknownNameError
-        for a backend that is not there.
+        for a backend that is not there, UnsupportedError for one that cannot be loaded.
     """
 
     alibi_slopes: Tensor | None

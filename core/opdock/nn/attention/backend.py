@@ -75,7 +75,7 @@ class AttentionBackend(ABC):
 
     @staticmethod
     def get_builder_cls() -> type[Any]:
-        """Return the class whose ``build`` makes the metadata of a step."""
+        """Return the class of a step's metadata, which the host makes: no other is possible."""
         return AttentionMetadata
 
     @staticmethod

@@ -10,6 +10,7 @@ from typing import TypeVar, overload
 from opdock import journal
 from opdock.errors import ConfigError, RegistrationError, UnknownNameError, suggest
 from opdock.nn.attention.backend import AttentionBackend
+from opdock.nn.attention.metadata import AttentionMetadata
 
 B = TypeVar("B", bound=type[AttentionBackend])
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*\Z")
@@ -94,6 +95,11 @@ def backend_class(name: str, *, who: str = "") -> type[AttentionBackend]:
     return load_class(name, backends[name])
 
 
+def where(name: str) -> str:
+    """Return the path of a registered backend, and the place and the distribution that registered it."""
+    return f"{backends[name]}  registered at {_backends.record_of(name).where()}"
+
+
 def registered_by(distribution: str) -> list[str]:
     """Return the names that a distribution registered."""
     owners = {name: _backends.record_of(name).owner for name in backends}
@@ -124,6 +130,14 @@ def _check_class(name: str, cls: object, who: str) -> None:
             f"{cls.__name__} does not define {', '.join(sorted(cls.__abstractmethods__))}.",
             who=who,
             remedy="define them as static methods.",
+        )
+    builder = cls.get_builder_cls()
+    if builder is not AttentionMetadata:
+        raise RegistrationError(
+            f"{cls.__name__}.get_builder_cls() returns {builder!r}, which nobody would call.",
+            who=who,
+            why="The host makes each step's metadata itself, once for all backends: an AttentionMetadata.",
+            remedy="leave get_builder_cls as it is, and make what the kernels need of the metadata in forward().",
         )
     if name and cls.get_name() != name:
         raise RegistrationError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opdock import context, env
-from opdock.errors import UnsupportedError
+from opdock.errors import UnknownNameError, UnsupportedError
 from opdock.nn.attention import registry
 from opdock.nn.attention.backend import AttentionBackend, AttentionSelectorConfig
 from opdock.nn.attention.impl import AttentionSpec
@@ -33,10 +33,10 @@ def attention_backend(name: str | None) -> Iterator[None]:
 
     A layer that it does not fit is an error when its cache is made.
 
-    Raises: UnknownNameError naming the nearest.
+    Raises: UnknownNameError naming the nearest; UnsupportedError, with the cause, for one that cannot be loaded.
     """
     if name is not None:
-        registry.backend_class(name)
+        resolve_backend(name)
     token = _forced.set(name)
     try:
         yield
@@ -70,10 +70,9 @@ def choose_backend(
     chosen, verdicts = None, []
     for name, found in candidates:
         if isinstance(found, BaseException):
-            reasons = [f"{type(found).__name__}: {found}"]
+            reasons = [_in_words(found)]
         else:
-            absent = found.why_not_here(device_type)
-            reasons = [absent] if absent else found.validate_configuration(config, capability)
+            reasons = _reasons_of(found, config, capability, device_type)
             if not reasons and chosen is None:
                 chosen = found
         verdicts.append(BackendVerdict(name, tuple(reasons)))
@@ -85,8 +84,7 @@ def explain_backends(
 ) -> tuple[type[AttentionBackend] | None, list[BackendVerdict]]:
     """Return the host's choice for a configuration and a verdict for each registered backend; raises nothing."""
     platform = platform or context.platform()
-    names = [*_ORDER, *(n for n in registry.backends if n not in _ORDER)]
-    loaded = [(name, _load(name)) for name in names if name in registry.backends]
+    loaded = [(name, _load(name)) for name in _names()]
     return choose_backend(
         loaded,
         config,
@@ -96,8 +94,16 @@ def explain_backends(
 
 
 def resolve_backend(name: str, *, who: str = "") -> type[AttentionBackend]:
-    """Return a registered backend's class; UnknownNameError naming the nearest."""
-    return registry.backend_class(name, who=who)
+    """Return a registered backend's class.
+
+    Raises: UnknownNameError naming the nearest; UnsupportedError, with the cause, for one that cannot be loaded.
+    """
+    try:
+        return registry.backend_class(name, who=who)
+    except UnknownNameError:
+        raise
+    except Exception as err:
+        raise _broken(name, registry.where(name), err, [who] if who else []) from err
 
 
 def select(
@@ -122,33 +128,36 @@ def select(
     own = device == (platform.device_type or device)  # a layer elsewhere than on the platform's device is the host's
     path = platform.get_attn_backend_cls(backend, config, num_heads) if own else ""
     if path:
-        cls = registry.load_class("", registry.check_path(path, platform.device_name))
-        reasons = cls.validate_configuration(config, capability)
+        registry.check_path(path, platform.device_name)
+        try:
+            cls = registry.load_class("", path)
+        except Exception as err:
+            raise _broken("of the platform", path, err, [*who, f"platform {platform.device_name}"]) from err
+        reasons = _reasons_of(cls, config, capability)
         if backend is not None and cls.get_name() != backend:
             reasons = [f"the platform gives {cls.get_name()} instead"]
         if reasons:
             raise _invalid(backend or cls.get_name(), config, reasons, who)
         return cls
     if backend is not None:
-        try:
-            cls = registry.backend_class(backend, who="".join(who))
-        except (ImportError, OSError) as err:
-            raise _invalid(backend, config, [f"{type(err).__name__}: {err}"], who) from err
+        cls = resolve_backend(backend, who="".join(who))
         _, (verdict,) = choose_backend([(backend, cls)], config, device_type=device, capability=capability)
         if verdict.reasons:
             raise _invalid(backend, config, list(verdict.reasons), who)
         return cls
-    chosen, verdicts = explain_backends(config, platform=platform, device_type=device)
-    if chosen is None:
-        reasons_of = ", ".join(f"{v.name}: [{', '.join(v.reasons)}]" for v in verdicts)
-        raise UnsupportedError(
-            f"No valid attention backend found for {platform.device_name} with {config}. Reasons: {{{reasons_of}}}.",
-            who=who,
-            remedy="change what the first reason of one of them names.",
-        )
-    fitting = [v.name for v in verdicts if not v.reasons]
-    _log.debug("Using %s attention backend out of potential backends: %s.", chosen.get_name(), fitting)
-    return chosen
+    verdicts: list[BackendVerdict] = []
+    for name in _names():  # those behind the first that fits are not imported
+        chosen, found = choose_backend([(name, _load(name))], config, device_type=device, capability=capability)
+        if chosen is not None:
+            _log.debug("Using %s attention backend for %s.", name, layer_name or config)
+            return chosen
+        verdicts += found
+    reasons_of = ", ".join(f"{v.name}: [{', '.join(v.reasons)}]" for v in verdicts)
+    raise UnsupportedError(
+        f"No valid attention backend found for {platform.device_name} with {config}. Reasons: {{{reasons_of}}}.",
+        who=who,
+        remedy="change what the first reason of one of them names.",
+    )
 
 
 def get_attn_backend(
@@ -218,11 +227,44 @@ def choose_for_layer(
     )
 
 
+def _names() -> list[str]:
+    """Return the registered backends in the order in which they are tried."""
+    first = [name for name in _ORDER if name in registry.backends]
+    return [*first, *(name for name in registry.backends if name not in _ORDER)]
+
+
 def _load(name: str) -> type[AttentionBackend] | BaseException:
     try:
         return registry.backend_class(name)
-    except (ImportError, OSError) as err:
+    except Exception as err:  # noqa: BLE001 - a package that is broken is no reason to do without the others
         return err
+
+
+def _reasons_of(
+    cls: type[AttentionBackend],
+    config: AttentionSelectorConfig,
+    capability: DeviceCapability | None,
+    device_type: str | None = None,
+) -> list[str]:
+    """Return the reasons that a backend gives against itself; what it raises is one."""
+    try:
+        absent = None if device_type is None else cls.why_not_here(device_type)
+        return [absent] if absent else list(cls.validate_configuration(config, capability))
+    except Exception as err:  # noqa: BLE001 - likewise
+        return [f"asked whether it fits, it raised {_in_words(err)}"]
+
+
+def _in_words(err: BaseException) -> str:
+    return f"{type(err).__name__}: {str(err).partition(chr(10))[0]}"
+
+
+def _broken(name: str, path: str, err: Exception, who: list[str]) -> UnsupportedError:
+    return UnsupportedError(
+        f"The attention backend {name} cannot be loaded.",
+        who=[*who, path],
+        why=_in_words(err),
+        remedy="mend or uninstall the package that it comes from, or ask for another backend.",
+    )
 
 
 def _invalid(backend: str, config: AttentionSelectorConfig, reasons: list[str], who: list[str]) -> UnsupportedError:

@@ -43,7 +43,10 @@ def reason_against(backend: type[MoEBackend], problem: MoEProblem) -> str:
     """Return why a backend cannot serve a problem, "" if it can."""
     if problem.batch_invariant and not backend.batch_invariant:
         return "it does not declare batch invariance, which VLLM_BATCH_INVARIANT=1 asks for"
-    return backend.why_not(problem)
+    try:
+        return backend.why_not(problem)
+    except Exception as err:  # noqa: BLE001 - a package that is broken is no reason to do without the others
+        return f"asked whether it can, it raised {type(err).__name__}: {str(err).partition(chr(10))[0]}"
 
 
 def select(
