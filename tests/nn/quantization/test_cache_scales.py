@@ -59,3 +59,18 @@ def test_what_is_no_scale_is_refused_with_its_name(packed: Any, loaded: Any, num
     folder = _with_scales(packed, NAMES[0], {"k": number, "v": torch.tensor(1.0)})
     with pytest.raises(CheckpointError, match=r"model.layers.\d.self_attn.k_scale' is no positive number"):
         loaded(folder)
+
+
+def test_two_scales_for_one_cache_are_the_same_number_or_refused(packed: Any, loaded: Any) -> None:
+    """Which of them were taken would depend on the order in the file."""
+    folder = _with_scales(packed, NAMES[0], {"k": torch.tensor(0.5), "v": torch.tensor(1.0)})
+    file = folder / "model.safetensors"
+    for number, fits in ((0.5, True), (0.75, False)):
+        tensors = safetensors.load_file(file)
+        tensors["model.layers.0.self_attn.k_proj.k_scale"] = torch.tensor(number)
+        safetensors.save_file(tensors, file, metadata={"format": "pt"})
+        if fits:
+            assert float(next(iter(attention_layers(loaded(folder)).values())).k_scale) == 0.5
+        else:
+            with pytest.raises(CheckpointError, match=r"two scales for one cache[\s\S]*k_proj.k_scale: 0.75"):
+                loaded(folder)

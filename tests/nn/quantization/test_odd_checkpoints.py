@@ -220,6 +220,21 @@ def test_a_quantised_head_is_refused_by_its_name(packed: Any, loaded: Any) -> No
         loaded(folder)
 
 
+def test_a_quantised_head_of_a_model_that_shares_its_embedding_is_refused_by_its_name(packed: Any, loaded: Any) -> None:
+    folder, _ = packed(_gptq, {**GPTQ, "lm_head": True})
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "tie_word_embeddings": True}))
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        stored, _ = _gptq(tensors.pop("lm_head.weight"))
+        tensors |= {f"lm_head.{name}": tensor.contiguous() for name, tensor in stored.items()}
+        tensors["model.norm.extra"] = torch.ones(1)
+
+    _edit(folder, change)
+    with pytest.raises(CheckpointError, match=r"1 quantised in the file and plain here:\s+lm_head\n"):
+        loaded(folder)
+
+
 def test_layers_that_are_plain_in_the_file_are_named(packed: Any, loaded: Any) -> None:
     """They are missing from the configuration's list, not from the file."""
 

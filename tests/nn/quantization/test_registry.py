@@ -174,6 +174,24 @@ def test_a_dtype_that_the_method_does_not_take_is_refused() -> None:
         check_act_dtype(Halves(), torch.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("gptq", "quant_config of the linear layer 'up'[\\s\\S]*it is 'gptq'"),
+        (None, "'halves' gives .* no LinearMethod"),
+    ],
+)
+def test_what_is_no_configuration_or_no_method_is_refused_with_the_layers_name(
+    config: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method's name for its configuration, a class for an object of it."""
+    monkeypatch.setattr(Halves, "get_quant_method", lambda *_: HalvesMethod)
+    with opdock.set_current_config(), pytest.raises(ConfigError, match=message) as caught:
+        ReplicatedLinear(8, 8, quant_config=config or Halves(), prefix="up")
+    assert caught.value.who
+    assert caught.value.remedy
+
+
 def test_a_layer_takes_the_method_of_its_configuration() -> None:
     """With no configuration the weight stays as it is; with none for the layer, its name is in the error."""
     with opdock.set_current_config():

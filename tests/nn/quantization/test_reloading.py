@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from opdock.errors import CheckpointError
+from opdock.errors import CheckpointError, OrderError
 from opdock.nn.layers import MergedColumnParallelLinear, ReplicatedLinear
 from opdock.nn.quantization import finish_loading, linear_backend, start_loading
 from opdock.nn.quantization.fp8 import Fp8Config
@@ -88,6 +88,8 @@ def test_a_layer_takes_a_good_checkpoint_after_one_that_was_refused(
     for _ in range(2):
         with pytest.raises(CheckpointError, match=message):
             _load(layer, {**_numbers(2), name: broken})
+        with pytest.raises(OrderError, match="'model.up' are not ready"):
+            layer(torch.eye(64))
     _load(layer, _numbers(3))
     torch.testing.assert_close(layer(torch.eye(64)).double().t(), _floats(_numbers(3)), atol=1e-6, rtol=1e-6)
     assert not loaded_before or _places(layer) == places
@@ -183,3 +185,18 @@ def test_a_quantised_model_can_be_built_without_weights(packed: Any) -> None:
     layer = cast("Any", ReplicatedLinear(32, 16, quant_config=Fp8Config(is_checkpoint_fp8_serialized=True)))
     with pytest.raises(CheckpointError, match="weight_scale"):
         finish_loading(layer)
+
+
+@pytest.mark.parametrize("method", [Fp8Config(), Fp8Config(is_checkpoint_fp8_serialized=True), Int8Config()])
+def test_a_layer_whose_weights_are_not_ready_says_what_is_missing(method: Any) -> None:
+    """A product with scales as the checkpoint has them could be wrong without a word; once ready, nothing is asked."""
+    layer = cast("Any", ReplicatedLinear(32, 16, quant_config=method, prefix="model.up", return_bias=False))
+    with pytest.raises(OrderError, match=r"'model.up' are not ready[\s\S]*finish_loading\(model\)"):
+        layer(torch.ones(2, 32))
+    layer.weight.data.copy_(torch.ones(16, 32))
+    layer.bias.data.zero_()
+    if getattr(method, "is_checkpoint_fp8_serialized", False):
+        layer.weight_scale.data.fill_(1.0)
+    finish_loading(layer)
+    assert "apply" not in vars(layer.quant_method)
+    torch.testing.assert_close(layer(torch.ones(2, 32)), torch.full((2, 16), 32.0))

@@ -18,6 +18,7 @@ from opdock.nn.quantization import (
     LinearSpec,
     choose_linear_kernel,
     explain_linear_kernel,
+    finish_loading,
     get_quantization_config,
     linear_backend,
     register_linear_kernel,
@@ -104,6 +105,9 @@ def test_a_layer_is_built_with_a_registered_kernel() -> None:
     register_linear_kernel(Vendor, context.platform()._enum, "fp8", first=True)
     config = get_quantization_config("fp8").from_config({})
     layer = ReplicatedLinear(16, 128, quant_config=config, prefix="up", return_bias=False)
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    finish_loading(layer)
     assert layer(torch.zeros(2, 16)).eq(7).all()
     small = ReplicatedLinear(16, 64, quant_config=config, prefix="up", return_bias=False)
     assert small.quant_method.kernel.backend == "native"  # type: ignore[attr-defined]
@@ -119,8 +123,17 @@ def test_a_layer_is_built_with_a_registered_kernel() -> None:
 )
 def test_a_registration_that_cannot_work_is_refused(kernel: Any, kind: str, message: str) -> None:
     """At once."""
-    with pytest.raises(RegistrationError, match=message):
+    with pytest.raises(RegistrationError, match=message) as caught:
         register_linear_kernel(kernel, PlatformEnum.OOT, kind)
+    assert caught.value.who
+    assert caught.value.why
+    assert caught.value.remedy
+
+
+def test_a_platform_that_is_none_is_refused() -> None:
+    """No platform would ever try the kernel."""
+    with pytest.raises(RegistrationError, match=r"'cpu' is no PlatformEnum[\s\S]*Vendor[\s\S]*PlatformEnum.CPU"):
+        register_linear_kernel(Vendor, "cpu", "fp8")  # type: ignore[arg-type]
 
 
 def test_a_forced_backend_that_does_not_exist_gives_near_matches() -> None:

@@ -213,6 +213,8 @@ class _JoinedLinear(ColumnParallelLinear):
         if loaded_shard_id not in offsets:
             raise CheckpointError(
                 f"{self.prefix or type(self).__name__} has no shard {loaded_shard_id!r}.",
+                who=f"layer {self.prefix}",
+                why=f"It joins {len(offsets)} matrices of {', '.join(map(str, self.output_partition_sizes))} outputs.",
                 remedy=f"use one of {', '.join(map(repr, offsets))}.",
             )
         first, rows = offsets[loaded_shard_id]
@@ -294,6 +296,8 @@ class QKVParallelLinear(_JoinedLinear):
         if kv_heads < 1 or total_num_heads % kv_heads:
             raise ConfigError(
                 f"{total_num_heads} query heads cannot share {kv_heads} key and value heads.",
+                who=f"layer {prefix}",
+                why="Each key and value head serves a group of query heads of one size.",
                 remedy="use a number of key and value heads that divides the number of query heads.",
             )
         q_size, kv_size = total_num_heads * head_size, kv_heads * head_size

@@ -133,6 +133,7 @@ def load_weights(
     """
     params = dict(model.named_parameters(remove_duplicate=False))
     scales = dict(model.named_buffers())
+    cached: dict[str, tuple[str, torch.Tensor]] = {}
     total = sum(_numel(target.shape) for target in plan.values())
     done = 0
     for name, tensor in checkpoint.read():
@@ -141,6 +142,7 @@ def load_weights(
             scale = cache_scale(name, checkpoint.config)
             if scale is not None:
                 _set_scale(scales.get(scale.param), tensor, name, checkpoint.source)
+                _require_same(cached.setdefault(scale.param, (name, tensor)), (name, tensor), checkpoint.source)
             elif is_left_out(name, plan):
                 check_left_out(name, tensor, checkpoint.source)
             continue
@@ -178,6 +180,17 @@ def _set_scale(scale: torch.Tensor | None, tensor: torch.Tensor, name: str, sour
         )
     if scale is not None:
         copy_checked(scale, tensor, name)
+
+
+def _require_same(first: tuple[str, torch.Tensor], again: tuple[str, torch.Tensor], source: str) -> None:
+    """Raise CheckpointError if two tensors, each with its name, that go to one scale are not the same number."""
+    if float(first[1]) != float(again[1]):
+        raise CheckpointError(
+            "The checkpoint has two scales for one cache.",
+            who=source,
+            why=[f"{name}: {float(number)}" for name, number in (first, again)],
+            remedy="take the wrong one out, or use a checkpoint without scales of the cache.",
+        )
 
 
 def _copy(model: nn.Module, param: nn.Parameter, target: Target, tensor: torch.Tensor) -> None:

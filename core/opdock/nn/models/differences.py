@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 _PLAIN = {"weight", "bias"}
+_STORED = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv"}
+"""Names that only quantised layers have, whatever else the method of a checkpoint calls its tensors."""
 
 DOWNLOAD = "download the checkpoint again; a file is missing, or belongs to another model."
 
@@ -29,7 +31,8 @@ def kinds(planned: Iterable[str], found: Iterable[str]) -> tuple[list[str], str]
     wanted, there = _by_module(planned), _by_module(found)
     both = [module for module in wanted if module in there and wanted[module] != there[module]]
     plain = sorted(m for m in both if wanted[m] - _PLAIN and not there[m] - _PLAIN)
-    quantised = sorted(m for m in both if there[m] - _PLAIN and not wanted[m] - _PLAIN)
+    known = _STORED.union(*wanted.values()) - _PLAIN
+    quantised = sorted(m for m in there if there[m] & known and not wanted.get(m, set()) & known)
     why = [
         *listed("plain in the file and quantised by the configuration", plain),
         *listed("quantised in the file and plain here", quantised),

@@ -9,7 +9,7 @@ from torch import nn
 
 from opdock.errors import CheckpointError, UnsupportedError
 from opdock.nn.quantization import layouts
-from opdock.nn.quantization.method import LinearMethodBase
+from opdock.nn.quantization.method import LinearMethodBase, wait_for_weights, weights_are_ready
 from opdock.nn.quantization.parameters import Parts, add, is_fake, replace, require_filled
 from opdock.nn.quantization.selection import kernel_of
 from opdock.nn.quantization.spec import LinearSpec
@@ -86,6 +86,7 @@ class Int4LinearMethod(LinearMethodBase):
             self.reordered,
             prefix=self.prefix,
         )
+        wait_for_weights(self, self.prefix)
         self.kernel = kernel_of(self, self.spec)
         groups = inputs // group
         words, scales, zeros, g_idx = _NAMES[self.layout]
@@ -156,6 +157,7 @@ class Int4LinearMethod(LinearMethodBase):
                     remedy='set "sym": false in the quantisation configuration, or quantise the model again.',
                 )
         self.kernel.process_weights_after_loading(layer)
+        weights_are_ready(self)
 
     def _codes(self, words: torch.Tensor) -> torch.Tensor:
         if self.layout == "gptq":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from opdock.errors import ConfigError
+from opdock.errors import ConfigError, OrderError
 from opdock.nn.layers.matmul import linear
 
 if TYPE_CHECKING:
@@ -128,6 +129,16 @@ def resolve_linear_method(quant_config: QuantizationConfig | None, layer: nn.Mod
     """
     if quant_config is None:
         return UnquantizedLinearMethod()
+    from opdock.nn.quantization.config import QuantizationConfig
+
+    given: object = quant_config
+    if not isinstance(given, QuantizationConfig):
+        raise ConfigError(
+            f"quant_config of the linear layer {prefix!r} is no QuantizationConfig.",
+            who=f"layer {prefix}",
+            why=f"it is {given!r}",
+            remedy="get_quantization_config(name).from_config({...}) makes one of a method's name.",
+        )
     method = quant_config.get_quant_method(layer, prefix)
     if not method:
         raise ConfigError(
@@ -136,7 +147,34 @@ def resolve_linear_method(quant_config: QuantizationConfig | None, layer: nn.Mod
             why="All linear layers should support quant method.",
             remedy="let get_quant_method return UnquantizedLinearMethod() for layers that stay as they are.",
         )
+    made: object = method
+    if not isinstance(made, QuantizeMethodBase):
+        raise ConfigError(
+            f"The method {quant_config.get_name()!r} gives the linear layer {prefix!r} no LinearMethodBase.",
+            who=f"{type(quant_config).__module__}.{type(quant_config).__qualname__}",
+            why=f"get_quant_method returned {made!r}",
+            remedy="return an object of a class that derives from LinearMethodBase.",
+        )
     return method  # type: ignore[return-value]
+
+
+def wait_for_weights(method: QuantizeMethodBase, prefix: str) -> None:
+    """Let ``method.apply`` raise an OrderError until ``weights_are_ready``; nothing is asked in calls after that."""
+    method.apply = functools.partial(_not_ready, prefix)  # type: ignore[method-assign]
+
+
+def weights_are_ready(method: QuantizeMethodBase) -> None:
+    """Let ``method.apply`` be that of its class again."""
+    method.__dict__.pop("apply", None)
+
+
+def _not_ready(prefix: str, *_: object, **__: object) -> torch.Tensor:
+    raise OrderError(
+        f"The weights of the quantised layer {prefix!r} are not ready.",
+        who=f"layer {prefix}",
+        why="They were not loaded, not made ready after loading, or what was loaded was refused.",
+        remedy="load them, and call opdock.nn.quantization.finish_loading(model) before the first call.",
+    )
 
 
 WeightLoader = Callable[..., None]

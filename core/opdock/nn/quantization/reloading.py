@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from opdock.nn.quantization.method import weights_are_ready
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -58,6 +60,7 @@ def finish_loading(model: nn.Module) -> None:
         layer.__dict__[_READY] = False
         layer.__dict__[_DEVICE] = next((p.device for p in layer._parameters.values() if p is not None), None)
         method.process_weights_after_loading(layer)
+        weights_are_ready(method)  # also if a subclass of another package did not say so
         for name, used in layer.__dict__.pop(_KEPT, {}).items():
             new = layer._parameters.get(name)
             if new is not None and (new.shape, new.dtype, new.device) == (used.shape, used.dtype, used.device):

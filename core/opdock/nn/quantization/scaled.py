@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from opdock.errors import UnsupportedError
-from opdock.nn.quantization.method import LinearMethodBase
+from opdock.nn.quantization.method import LinearMethodBase, wait_for_weights, weights_are_ready
 from opdock.nn.quantization.parameters import Parts, add, held, replace, require_filled
 from opdock.nn.quantization.rounding import BLOCK, quantise_weight
 from opdock.nn.quantization.selection import kernel_of
@@ -62,6 +62,7 @@ class ScaledLinearMethod(LinearMethodBase):
         outputs, parts = sum(output_partition_sizes), len(output_partition_sizes)
         self._check_blocks(output_partition_sizes)
         self.spec = self._spec(input_size_per_partition, outputs, parts, params_dtype)
+        wait_for_weights(self, self.prefix)
         self.kernel = kernel_of(self, self.spec)
         shape = (outputs, input_size_per_partition)
         add(layer, "weight", shape, params_dtype if self.online else self.dtype, Parts(0), **extra_weight_attrs)
@@ -120,6 +121,7 @@ class ScaledLinearMethod(LinearMethodBase):
         if self.static:  # the parts of a fused layer have one input, and the largest scale holds all of it
             replace(layer, "input_scale", held(layer, "input_scale").data.max())
         self.kernel.process_weights_after_loading(layer)
+        weights_are_ready(self)
 
     def _loaded_scale(self, layer: nn.Module) -> torch.Tensor:
         scale = held(layer, self.scale_name).data

@@ -70,15 +70,33 @@ def register_linear_kernel(
     """
     if kernel_type not in KERNEL_TYPES:
         raise RegistrationError(
-            f"Unrecognized kernel type: {kernel_type}", remedy=suggest(str(kernel_type), KERNEL_TYPES)
+            f"Unrecognized kernel type: {kernel_type}",
+            who=repr(kernel_class),
+            why="A type is a list of kernels that are tried for one kind of layer.",
+            remedy=suggest(str(kernel_type), KERNEL_TYPES),
         )
     given: object = kernel_class
     if not (isinstance(given, type) and issubclass(given, LinearKernel)):
-        raise RegistrationError(f"{kernel_class!r} is no LinearKernel.", remedy="class MyKernel(LinearKernel): ...")
+        raise RegistrationError(
+            f"{kernel_class!r} is no LinearKernel.",
+            who=f"{kernel_type} on {platform}",
+            why="A layer makes an object of it and calls the methods of LinearKernel.",
+            remedy="class MyKernel(LinearKernel): ...",
+        )
+    on: object = platform
+    if not isinstance(on, PlatformEnum):
+        raise RegistrationError(
+            f"{on!r} is no PlatformEnum.",
+            who=f"{kernel_class.__module__}.{kernel_class.__qualname__}",
+            why="Kernels are listed by what a platform's class says in _enum.",
+            remedy=f"use one of {', '.join(f'PlatformEnum.{member.name}' for member in PlatformEnum)}.",
+        )
     lacking = sorted(getattr(kernel_class, "__abstractmethods__", ()))
     if lacking or not getattr(kernel_class, "backend", ""):
         raise RegistrationError(
             f"{kernel_class.__qualname__} lacks {', '.join(lacking) or 'a backend name'}.",
+            who=f"{kernel_class.__module__}.{kernel_class.__qualname__}",
+            why="A layer calls them; a user forces the kernel by its backend's name.",
             remedy="define it; see LinearKernel.",
         )
     listed = _added.setdefault((platform, kernel_type), [])
@@ -178,6 +196,7 @@ def explain_linear_kernel(spec: LinearSpec) -> tuple[type[LinearKernel], list[Ve
         raise ConfigError(
             f"No linear kernel of type {spec.kind!r} is called {forced!r} on {platform.device_name}.",
             who=f"layer {spec.prefix!r}",
+            why=f"{spec.describe()}; linear_backend({forced!r}) is in force",
             remedy=suggest(forced, {kernel.backend for kernel in kernels}),
         )
     disabled = env.disabled_kernels()
