@@ -44,6 +44,33 @@ def test_a_step_that_cannot_be_is_refused_on_the_host(changes: dict[str, Any], w
         AttentionMetadata.build(**given)
 
 
+@pytest.mark.parametrize(
+    ("query_lens", "seq_lens", "tables", "wrong"),
+    [
+        ([20], [20], [[3, 3]], "the slot 48, of block 3"),
+        ([1, 2], [18, 18], [[0, 7], [1, 7]], "the slot 113, of block 7"),
+        ([1, 1], [17, 18], [[4, 5], [4, 5]], ""),
+    ],
+)
+def test_two_tokens_of_one_slot_are_refused_where_every_slot_is_looked_at(
+    query_lens: list[int], seq_lens: list[int], tables: list[list[int]], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One would be lost; a prefix may be shared."""
+    monkeypatch.setenv("OPDOCK_STRICT", "1")
+    layer = _layer()
+    cache = PagedKVCache({"layers.0.attn": layer}, num_blocks=8)
+    cache.bind()
+    step = AttentionMetadata.build(query_lens=query_lens, seq_lens=seq_lens, block_tables=tables, block_size=16)
+    rows = sum(query_lens)
+    given = (torch.randn(rows, 64), torch.randn(rows, 32), torch.randn(rows, 32))
+    with set_forward_context(step, cache):
+        if not wrong:
+            assert layer(*given).shape == (rows, 64)
+            return
+        with pytest.raises(ConfigError, match=rf"{wrong}[\s\S]*layers.0.attn[\s\S]*would be lost"):
+            layer(*given)
+
+
 def test_slots_counted_in_blocks_of_another_size_name_the_layer() -> None:
     layer = _layer()
     cache = PagedKVCache({"layers.0.attn": layer}, num_blocks=4)

@@ -96,7 +96,7 @@ class ForwardContext:
 
 
 def _check_places(layer_name: str, metadata: AttentionMetadata, blocks: int, block_size: int) -> None:
-    """Raise ConfigError for a slot or a block that the cache does not have; reads the device."""
+    """Raise ConfigError for a slot or a block that the cache does not have, or is written twice; reads the device."""
     slots, lens = metadata.slot_mapping, metadata.seq_lens.tolist()
     if slots.numel() and not -1 <= int(slots.min()) <= int(slots.max()) < blocks * block_size:
         raise ConfigError(
@@ -104,6 +104,16 @@ def _check_places(layer_name: str, metadata: AttentionMetadata, blocks: int, blo
             who=f"layer {layer_name}",
             why=f"Its slots are 0 to {blocks * block_size - 1}, and -1 is padding.",
             remedy="make slots of the blocks that the allocator gave.",
+        )
+    kept = slots[slots >= 0]
+    found, times = kept.unique(return_counts=True)
+    if found.numel() < kept.numel():
+        slot = int(found[times.argmax()])
+        raise ConfigError(
+            f"Two tokens of the step write to the slot {slot}, of block {slot // block_size}.",
+            who=f"layer {layer_name}",
+            why="One of the two keys and values would be lost, and the tokens behind it wrong.",
+            remedy="give each request blocks of its own to write to; a prefix that is only read may be shared.",
         )
     for request, (table, length) in enumerate(zip(metadata.block_table.tolist(), lens, strict=True)):
         if length > len(table) * block_size:
