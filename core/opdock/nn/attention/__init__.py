@@ -14,6 +14,7 @@ from opdock.nn.attention.paged_cache import (
     swap_blocks,
 )
 from opdock.nn.attention.registry import register_backend, unregister_backend
+from opdock.nn.attention.scales import calculate_kv_scales
 from opdock.nn.attention.selector import attention_backend, get_attn_backend
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PagedKVCache",
     "attention_backend",
     "attention_layers",
+    "calculate_kv_scales",
     "copy_blocks",
     "get_attn_backend",
     "get_forward_context",

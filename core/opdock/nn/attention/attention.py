@@ -17,6 +17,7 @@ from opdock.nn.attention.dense import attend, attend_by_rows
 from opdock.nn.attention.forward_context import get_forward_context
 from opdock.nn.attention.impl import AttentionImpl, AttentionSpec
 from opdock.nn.attention.kv_cache import LayerCache
+from opdock.nn.attention.paged_cache import require_fp8
 from opdock.nn.attention.selector import choose_for_layer, resolve_backend
 from opdock.nn.invariant import in_force
 from opdock.registry import PluggableLayer
@@ -175,14 +176,15 @@ class Attention(PluggableLayer):
             value: of any shape.
             kv_dtype: of the cache.
 
-        Raises: ConfigError, with the layer's name, for NaN and infinite numbers.
+        Raises: ConfigError, with the layer's name, for NaN and infinite numbers, none at all, and another dtype.
         """
+        require_fp8(kv_dtype)
         limit = torch.finfo(kv_dtype).max
         for scale, tensor in ((self.k_scale, key), (self.v_scale, value)):
-            largest = tensor.detach().abs().amax().float()
+            largest = tensor.detach().abs().amax().float() if tensor.numel() else torch.tensor(float("nan"))
             if not bool(largest.isfinite()):
                 raise ConfigError(
-                    "Keys and values with NaN or infinite numbers give no scale.",
+                    "Keys and values with NaN or infinite numbers, or none at all, give no scale.",
                     who=f"layer {self.prefix}",
                     remedy="take those of a text that the model can compute.",
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from opdock.errors import ConfigError, OrderError, UnsupportedError
 if TYPE_CHECKING:
     from opdock.nn.attention.attention import Attention
 
+_log = logging.getLogger("opdock")
 KV_CACHE_DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     {
         torch.float16: "float16",
@@ -163,12 +165,29 @@ class PagedKVCache:
 
         Where one of them raises, none of them uses it.
         """
+        self._say_scales_are_missing()
         try:
             for name, layer in self.layers.items():
                 layer.bind_cache(*self.tensors[name], self.model_dtype)
         except BaseException:
             self.unbind()
             raise
+
+    def _say_scales_are_missing(self) -> None:
+        """Warn of layers whose scales nobody gave, where a cache holds no large numbers without."""
+        if self.dtype not in FP8_DTYPES or self.dtype == torch.float8_e5m2:
+            return
+        without = [name for name, layer in self.layers.items() if bool((layer.k_scale == 1) & (layer.v_scale == 1))]
+        if without:
+            _log.warning(
+                "%d of %d attention layers (%s first) have no scales for their cache of %s: keys and values beyond %g "
+                "are cut off. A checkpoint may hold scales; opdock.nn.attention.calculate_kv_scales finds them.",
+                len(without),
+                len(self.layers),
+                without[0],
+                self.dtype,
+                torch.finfo(self.dtype).max,
+            )
 
     def unbind(self) -> None:
         """Let the layers forget the cache; one that was bound to another cache since goes on with that."""
@@ -181,6 +200,13 @@ class PagedKVCache:
         for name, layer in self.layers.items():
             if layer.key_cache is not self.tensors[name][0]:
                 raise not_bound(name, layer)
+
+
+def require_fp8(kv_dtype: torch.dtype) -> None:
+    """Raise ConfigError unless a cache of this dtype has scales."""
+    if kv_dtype not in FP8_DTYPES:
+        remedy = f"use one of {', '.join(map(str, FP8_DTYPES))}."
+        raise ConfigError(f"A cache of {kv_dtype!r} has no scales.", remedy=remedy)
 
 
 def not_bound(name: str, layer: Attention) -> OrderError:
