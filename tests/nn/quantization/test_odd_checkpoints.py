@@ -281,3 +281,14 @@ def test_a_method_that_is_not_named_rightly_is_one_clear_error(packed: Any, load
     with pytest.raises(CheckpointError, match=r"config.json[\s\S]*Remedy: ") as caught:
         loaded(folder)
     assert caught.value.why
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_scale_that_is_no_number_is_refused_with_the_tensors_name(packed: Any, loaded: Any, number: float) -> None:
+    """Before it is copied: whatever layer takes it, an expert too."""
+    folder, _ = packed(_gptq, GPTQ)
+    name = "model.layers.1.mlp.gate_proj.scales"
+    _edit(folder, lambda t: t[name][0, 3:5].fill_(number))
+    with pytest.raises(CheckpointError, match=rf"{name}' holds NaN or infinite[\s\S]*2 of 1024 numbers") as caught:
+        loaded(folder)
+    assert str(folder) in str(caught.value)

@@ -123,3 +123,51 @@ def test_a_checkpoint_that_does_not_fit_names_the_class_that_reads_it(packed: An
     (folder / "config.json").write_text(json.dumps({**raw, "num_hidden_layers": 3}))
     with pytest.raises(CheckpointError, match=r"does not fit[\s\S]*test_third_party.DoubledConfig[\s\S]*missing"):
         loaded(folder)
+
+
+class Transposed(LinearMethodBase):
+    """Outputs along the second dimension, two numbers of 16 bits in one of 32, and a scale for each joined matrix."""
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        outputs = sum(output_partition_sizes)
+        made = {
+            "words": (torch.zeros(input_size, outputs // 2, dtype=torch.int32), {"packed_dim": 1, "packed_factor": 2}),
+            "plain": (torch.zeros(input_size, outputs), {}),
+            "scale": (torch.zeros(len(output_partition_sizes)), {"needs_scalar_to_array": True}),
+        }
+        for name, (data, attributes) in made.items():
+            parameter = nn.Parameter(data, requires_grad=False)
+            for key, value in {"output_dim": 1, **attributes, **extra_weight_attrs}.items():
+                setattr(parameter, key, value)
+            layer.register_parameter(name, parameter)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return x
+
+
+def test_parts_of_a_fused_layer_lie_where_the_parameters_attributes_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the names that plugin authors know."""
+    monkeypatch.setattr(DoubledConfig, "get_quant_method", lambda *_: Transposed())
+    layer: Any = QKVParallelLinear(8, 2, 4, 2, False, quant_config=DoubledConfig(1), prefix="a.qkv_proj")
+    parts = {"q": 8, "k": 4, "v": 4}
+    for number, (shard, size) in enumerate(parts.items()):
+        layer.weight_loader(layer.words, torch.full((8, size // 2), number, dtype=torch.int32), shard)
+        layer.weight_loader(layer.plain, torch.full((8, size), float(number)), shard)
+        layer.weight_loader(layer.scale, torch.tensor(float(number)), shard)
+    assert layer.words[0].tolist() == [0] * 4 + [1] * 2 + [2] * 2
+    assert layer.plain[7].tolist() == [0.0] * 8 + [1.0] * 4 + [2.0] * 4
+    assert layer.scale.tolist() == [0.0, 1.0, 2.0]
+    del layer.words.packed_dim
+    with pytest.raises(
+        CheckpointError, match=r"a.qkv_proj shard 'v'[\s\S]*\(8, 8\), outputs along dim[\s\S]*packed_dim"
+    ):
+        layer.weight_loader(layer.words, torch.zeros(8, 2, dtype=torch.int32), "v")

@@ -153,6 +153,8 @@ def load_weights(
                 why=_has(params, target.param.rpartition(".")[0]),
                 remedy="a layer that replaces another must keep the names of its parameters.",
             )
+        if checkpoint.config.quant_config is not None:
+            _require_finite(name, tensor, checkpoint.source)
         try:
             _copy(model, params[target.param], target, tensor)
         except CheckpointError as err:
@@ -180,6 +182,23 @@ def _set_scale(scale: torch.Tensor | None, tensor: torch.Tensor, name: str, sour
         )
     if scale is not None:
         copy_checked(scale, tensor, name)
+
+
+def _require_finite(name: str, tensor: torch.Tensor, source: str) -> None:
+    """Raise CheckpointError for a scale with NaN or infinite numbers, whatever layer it is for."""
+    if not name.endswith(_SCALES) or tensor.itemsize == 1 or not tensor.is_floating_point():
+        return
+    wrong = int((~tensor.isfinite()).sum())
+    if wrong:
+        raise CheckpointError(
+            f"The scale {name!r} holds NaN or infinite numbers.",
+            who=[f"layer {name.rpartition('.')[0]}", source],
+            why=f"{wrong} of {tensor.numel()} numbers",
+            remedy="download the checkpoint again, or quantise the model again: the scales belong to the weights.",
+        )
+
+
+_SCALES = ("_scale", "_scale_inv", ".scales")
 
 
 def _require_same(first: tuple[str, torch.Tensor], again: tuple[str, torch.Tensor], source: str) -> None:

@@ -31,7 +31,7 @@ from opdock.nn.models.checkpoint import Target
 from opdock.nn.models.left_out import is_left_out
 from opdock.nn.quantization.config import QuantizationConfig
 from opdock.nn.quantization.method import UnquantizedLinearMethod, resolve_linear_method
-from opdock.nn.quantization.parameters import Parts
+from opdock.nn.quantization.parameters import parts_in
 from opdock.nn.quantization.registry import get_quantization_config, quantization_methods
 
 PACKED_MODULES = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -302,6 +302,6 @@ def _parameters(
         method.create_weights(probe, inputs, [outputs], inputs, outputs, dtype, weight_loader=lambda *_: None)
     found = {}
     for name, param in probe.named_parameters():
-        whole = getattr(param, "parts", Parts()).per == 0
+        whole = parts_in(param).per == 0
         found[name] = tuple(param.shape[1:] if whole else param.shape)
     return found

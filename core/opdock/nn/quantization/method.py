@@ -82,6 +82,9 @@ class LinearMethodBase(QuantizeMethodBase):
             output_size: outputs over all ranks.
             params_dtype: that of the activations, and of an unquantised weight.
             extra_weight_attrs: become attributes of the parameters; ``weight_loader`` fills them.
+
+        Where the outputs are not a parameter's first dimension, or are packed, it says so: see
+        ``opdock.nn.quantization.parameters.parts_in``.
         """
 
     @abstractmethod

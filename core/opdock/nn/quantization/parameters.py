@@ -49,6 +49,23 @@ def add(layer: nn.Module, name: str, shape: tuple[int, ...], dtype: torch.dtype,
     layer.register_parameter(name, parameter)
 
 
+def parts_in(param: torch.Tensor) -> Parts:
+    """Return where the parts of a fused layer lie in a parameter.
+
+    A method of another package says it with attributes of the parameter: ``output_dim``, the dimension of the outputs
+    (0 without it); ``packed_dim``, the one along which ``packed_factor`` numbers share an element;
+    ``needs_scalar_to_array``: one row for each part.
+    """
+    own = getattr(param, "parts", None)
+    if isinstance(own, Parts):
+        return own
+    if getattr(param, "needs_scalar_to_array", False):
+        return Parts(0, 0)
+    dim = getattr(param, "output_dim", None) or 0
+    factor = getattr(param, "packed_factor", getattr(param, "pack_factor", 1))
+    return Parts(dim, int(factor) if getattr(param, "packed_dim", None) == dim else 1)
+
+
 def part_of(param: torch.Tensor, index: int, first: int, count: int, where: str) -> torch.Tensor:
     """Return the view of a parameter that one part of a fused layer fills.
 
@@ -61,10 +78,20 @@ def part_of(param: torch.Tensor, index: int, first: int, count: int, where: str)
 
     Raises: CheckpointError if the part does not begin and end with a word or block.
     """
-    parts: Parts = getattr(param, "parts", Parts())
+    parts = parts_in(param)
     if parts.per == 0:
         return param.data[index]
     end = -(-(first + count) // parts.per)
+    if parts.dim >= param.dim() or end > param.shape[parts.dim]:
+        raise CheckpointError(
+            f"{where} does not lie in its parameter.",
+            who=where,
+            why=[
+                f"the parameter  {tuple(param.shape)}, outputs along dimension {parts.dim}, {parts.per} in a number",
+                f"the part       outputs {first} to {first + count - 1}",
+            ],
+            remedy="let create_weights give it output_dim, and packed_dim and packed_factor if it is packed.",
+        )
     if first % parts.per or (count % parts.per and end < param.shape[parts.dim]):
         raise CheckpointError(
             f"{where} does not begin and end with a whole word or block of {parts.per} outputs.",
@@ -77,7 +104,7 @@ def part_of(param: torch.Tensor, index: int, first: int, count: int, where: str)
 
 def whole_of(param: torch.Tensor) -> torch.Tensor:
     """Return the view of a parameter that one tensor of a checkpoint fills: its only row where each part has one."""
-    one_row = getattr(param, "parts", Parts()).per == 0 and param.shape[0] == 1
+    one_row = parts_in(param).per == 0 and param.shape[0] == 1
     return param.data[0] if one_row else param.data
 
 
