@@ -87,6 +87,7 @@ def test_a_cache_of_8_bits_is_of_use_with_them_where_it_was_not_without(caplog: 
         without = error()
         assert "2 of 2 attention layers (model.layers.0.self_attn.attn first) have no scales" in caplog.text
         caplog.clear()
+        assert error() == without and not caplog.text, "it is said once"
         calculate_kv_scales(model, TEXT, E4M3)
         assert 5 * error() < without
         assert not caplog.text

@@ -98,6 +98,7 @@ class Attention(PluggableLayer):
         self.register_buffer("sinks", sinks, persistent=False)
         self.register_buffer("k_scale", torch.ones((), dtype=torch.float32), persistent=False)
         self.register_buffer("v_scale", torch.ones((), dtype=torch.float32), persistent=False)
+        self.told_of_scales = False  # whether the log says that an 8-bit cache lacks them
         self.platform = context.platform()
         self._direct = not self.platform.opaque_attention_op()
         self.backend: type[AttentionBackend] | None = None

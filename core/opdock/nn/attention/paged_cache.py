@@ -174,10 +174,13 @@ class PagedKVCache:
             raise
 
     def _say_scales_are_missing(self) -> None:
-        """Warn of layers whose scales nobody gave, where a cache holds no large numbers without."""
+        """Warn, once, of layers whose scales nobody gave, where a cache holds no large numbers without."""
         if self.dtype not in FP8_DTYPES or self.dtype == torch.float8_e5m2:
             return
-        without = [name for name, layer in self.layers.items() if bool((layer.k_scale == 1) & (layer.v_scale == 1))]
+        untold = [(name, layer) for name, layer in self.layers.items() if not layer.told_of_scales]
+        without = [name for name, layer in untold if bool((layer.k_scale == 1) & (layer.v_scale == 1))]
+        for name in without:
+            self.layers[name].told_of_scales = True
         if without:
             _log.warning(
                 "%d of %d attention layers (%s first) have no scales for their cache of %s: keys and values beyond %g "
