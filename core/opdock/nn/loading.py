@@ -14,7 +14,7 @@ import torch
 
 from opdock import context
 from opdock.compile import compile_model
-from opdock.errors import UnsupportedError, suggest
+from opdock.errors import OpdockError, UnsupportedError, suggest
 from opdock.nn.models import architectures
 from opdock.nn.models.checkpoint import Progress, check_header, checkpoint_plan, load_weights
 from opdock.nn.models.config import ModelConfig
@@ -155,8 +155,12 @@ def _quantised(config: ModelConfig, wanted: str | QuantizationConfig | None) -> 
             remedy="leave quantization out, or use the unquantised checkpoint.",
         )
     let_platform_register()
-    made = made_by(get_quantization_config(wanted), {}) if isinstance(wanted, str) else wanted
-    return dataclasses.replace(config, quant_config=ready(made))
+    try:
+        made = made_by(get_quantization_config(wanted), {}) if isinstance(wanted, str) else wanted
+        return dataclasses.replace(config, quant_config=ready(made))
+    except OpdockError as err:
+        why = err.why or [f"quantization={wanted!r}"]
+        raise type(err)(err.what, who=[*err.who, config.source], why=why, remedy=err.remedy) from err
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CausalDecoder:

@@ -85,6 +85,15 @@ def test_a_sparsity_that_is_none_is_no_sparsity() -> None:
         CompressedTensorsConfig.from_config({**_packed(), "sparsity_config": {"format": "sparse-24-bitmask"}})
 
 
+def test_a_checkpoint_of_plain_weights_and_scales_of_the_cache_has_no_groups() -> None:
+    """Every layer stays as it is; without a scheme for the cache the configuration says nothing at all."""
+    config = CompressedTensorsConfig.from_config({"config_groups": {}, "kv_cache_scheme": {"num_bits": 8}})
+    assert isinstance(_method(config, "model.layers.0.mlp.down_proj"), UnquantizedLinearMethod)
+    assert config.get_cache_scale_mapper()
+    with pytest.raises(CheckpointError, match="no config_groups"):
+        CompressedTensorsConfig.from_config({"config_groups": {}, "kv_cache_scheme": None})
+
+
 def test_a_name_counts_before_an_expression_and_that_before_the_class() -> None:
     """In whatever order the groups are; with the same target the last group counts. The package does the same."""
     groups = [

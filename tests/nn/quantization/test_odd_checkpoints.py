@@ -292,3 +292,20 @@ def test_a_scale_that_is_no_number_is_refused_with_the_tensors_name(packed: Any,
     with pytest.raises(CheckpointError, match=rf"{name}' holds NaN or infinite[\s\S]*2 of 1024 numbers") as caught:
         loaded(folder)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("wanted", ["fp9", "gptq", "fp8"])
+def test_a_method_that_cannot_be_made_while_loading_is_refused_with_the_checkpoint(packed: Any, wanted: str) -> None:
+    """Unknown, a tool's, or on top of another one."""
+    from opdock.errors import OpdockError
+    from opdock.nn.loading import load_model
+
+    def plain(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return {"weight": weight.clone()}, weight
+
+    folder, _ = packed(_gptq, GPTQ) if wanted == "fp8" else packed(plain, None)
+    with pytest.raises(OpdockError) as caught:
+        load_model(folder, quantization=wanted)
+    assert str(folder / "config.json") in "\n".join(caught.value.who)
+    assert caught.value.why
+    assert caught.value.remedy

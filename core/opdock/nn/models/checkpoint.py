@@ -153,8 +153,7 @@ def load_weights(
                 why=_has(params, target.param.rpartition(".")[0]),
                 remedy="a layer that replaces another must keep the names of its parameters.",
             )
-        if checkpoint.config.quant_config is not None:
-            _require_finite(name, tensor, checkpoint.source)
+        _require_finite(name, tensor, checkpoint.source)
         try:
             _copy(model, params[target.param], target, tensor)
         except CheckpointError as err:

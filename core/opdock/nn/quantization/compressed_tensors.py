@@ -57,6 +57,8 @@ class CompressedTensorsConfig(LinearConfig):
                     remedy="compress the model again without it.",
                 )
         groups = config.get("config_groups")
+        if not groups and config.get("kv_cache_scheme"):  # nothing but scales of the cache
+            return cls([], fields.names(config, "ignore"))
         if not isinstance(groups, Mapping) or not groups or not all(isinstance(g, dict) for g in groups.values()):
             raise CheckpointError(
                 "The quantisation configuration has no config_groups.",
