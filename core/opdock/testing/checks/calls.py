@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -236,14 +237,19 @@ def opcheck(kit: Kit, subject: str) -> str:
 
 
 class _Seen(TorchDispatchMode):
-    """Notes the torch ops that are called, but for torch's own and the host's, with their arguments."""
+    """Notes the torch ops that are called, but for torch's own and the host's, with their arguments.
+
+    Higher-order operators, as launches of Triton kernels are while a mode is on, have no schema: they run unnoted.
+    """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, tuple[Any, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace not in ("aten", "prim", "prims", "opdock_ir"):
+        if isinstance(func, OpOverload) and func.namespace not in ("aten", "prim", "prims", "opdock_ir"):
             self.calls.append((func, args))
         return func(*args, **(kwargs or {}))
 
