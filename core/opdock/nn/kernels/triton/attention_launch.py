@@ -26,8 +26,8 @@ from opdock.nn.kernels.triton.attention_tuning import (
 )
 from opdock.nn.kernels.triton.dependent import can_depend
 
-MERGED_ELEMENTS = 8192
-"""Of the parts that a program holds while it merges."""
+MERGED_ELEMENTS = 4096
+"""Of the parts that a program of one warp holds while it merges; one of more holds twice as many."""
 
 NOWHERE = 1 << 30
 """More tokens than any prompt has."""
@@ -124,7 +124,6 @@ def paged_attention(
         "SINKS": sinks is not None,
         "QUANTISED": key_cache.dtype.itemsize == 1,
         "GROUP_PAD": triton.next_power_of_2(group),
-        "CHUNK": max(2, min(16, MERGED_ELEMENTS // (triton.next_power_of_2(group) * head_pad))),
         "PRECISION": "ieee",  # without meaning in 16 bits, where Triton refuses others on AMD's GPUs but gfx942
     }
     several, memory = metadata.max_query_len > 1, memory_of(index)
@@ -135,7 +134,7 @@ def paged_attention(
         attend_paged[(blocks, spec.num_kv_heads, 1)](
             *tensors, None, None, None, *numbers, 1, elsewhere, *strides, **common, BLOCK_M=t.block_m, BLOCK_Q=block_q,
             TILE=t.tile, SPLIT=False, SPAN=0, SINGLE=False, SKIP_SINGLE=True, MERGE=False,
-            PEEL=t.peel and not spec.sliding_window, **_options(t, index),
+            CHUNK=2, PEEL=t.peel and not spec.sliding_window, **_options(t, index),
         )  # fmt: skip
         if metadata.query_lens is not None and 1 not in metadata.query_lens:
             return
@@ -157,6 +156,7 @@ def paged_attention(
         "BLOCK_M": t.block_m, "BLOCK_Q": 1, "TILE": t.tile, "SPLIT": t.splits > 1, "SPAN": t.span, "SINGLE": True,
         "SKIP_SINGLE": False, "MERGE": t.merge,
         "PEEL": t.peel and not spec.sliding_window,
+        "CHUNK": max(2, min(16, MERGED_ELEMENTS * min(2, t.warps) // (common["GROUP_PAD"] * head_pad))),
     }  # fmt: skip
     options = _options(t, index)
     common["DEPENDENT"] = options.pop("DEPENDENT")

@@ -13,8 +13,8 @@ from opdock.nn.attention.impl import AttentionSpec
 MOST_SPLITS = 64
 """The parts of a request that one program merges."""
 
-MANY_SPLITS = 32
-"""More are wanted only to give each multiprocessor two programs."""
+FEW_PAIRS = 16
+"""Requests times key heads: so few leave most multiprocessors to splits, which then decide."""
 
 LENGTHS = 64
 """Positions: steps whose longest requests have as many of these, rounded up, are cut alike."""
@@ -116,17 +116,19 @@ def _measured(head: int, pairs: int, longest: int, units: int, memory: int) -> T
         units: multiprocessors of the device.
         memory: bytes of shared memory that a program may have.
     """
-    if pairs >= 3 * units:  # single warps wait for nobody, and enough of them fit on a multiprocessor
+    if pairs >= 3 * units:
         return Tuning(16, 16, 1, 5 if head <= 128 else 4)
     each = min(MOST_SPLITS, max(1, units // pairs))
-    alone = each == 1 and 0.85 * units < pairs <= units
-    if memory >= WIDE_MEMORY and longest >= 256 * each and (alone or pairs <= 16):
+    if pairs <= FEW_PAIRS and memory >= WIDE_MEMORY and longest >= min(256 * each, 8192):
         # a program for each multiprocessor, with as much in flight as fits
         return Tuning(16, 128 if head <= 128 else 64, 4, 5, splits=each)
     if head > 128:
         return None
-    most = min(6 * units // pairs, max(MANY_SPLITS, 2 * units // pairs), longest // 32, MOST_SPLITS)
-    return Tuning(16, 16, 2, 5, splits=max(1, most))
+    if pairs <= FEW_PAIRS:
+        return Tuning(16, 16, 2, 5, splits=min(max(32, 2 * units // pairs), longest // 32, MOST_SPLITS))
+    # single warps wait for nobody, and enough of them fit on a multiprocessor
+    wanted = (4 if head > 64 else 6) * units // pairs
+    return Tuning(16, 16, 1, 5, splits=max(1, min(wanted, longest // 32, MOST_SPLITS)))
 
 
 def tuning_for_prompts(spec: AttentionSpec, *, itemsize: int = 2, memory: int = MOST_MEMORY) -> Tuning:
