@@ -23,8 +23,11 @@ class _Launch(HigherOrderOperator):
 @pytest.fixture(scope="module")
 def launch() -> _Launch:
     op = _Launch()
-    for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.AutogradCPU):
-        op.py_impl(key)(torch.sin)  # type: ignore[no-untyped-call]
+    keys = torch._C.DispatchKey
+    for key in (keys.PythonDispatcher, keys.PythonTLSSnapshot, keys.ADInplaceOrView, keys.BackendSelect):
+        op.fallthrough(key)  # type: ignore[no-untyped-call]
+    op.fallthrough(keys.AutogradCPU)  # type: ignore[no-untyped-call]
+    op.py_impl(keys.CPU)(torch.sin)  # type: ignore[no-untyped-call]
     return op
 
 
