@@ -79,14 +79,6 @@ def unpack(words, DTYPE: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _ask(ptrs):
-    """Ask for lines of 128 bytes; nothing is read."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN: tl.constexpr):
     """Return scale and shift of BLOCK_N outputs in group g, float32."""
     at = g * outputs + n
@@ -133,7 +125,6 @@ def int4_linear(
     STAGES: tl.constexpr,
     ALIGN: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    ASK_SCALES: tl.constexpr,
 ):
     """Compute BLOCK_N outputs of BLOCK_M rows, as out.T = weight @ x.T, over one part of the inputs.
 
@@ -141,9 +132,7 @@ def int4_linear(
     and one shift give a dense block of weights; STEP of WORDS are taken at a time. OWN_SCALES: each of the four has a
     group of its own; otherwise all four lie in one group. EVEN: BLOCK_N divides the outputs. ALIGN, 4 or 16: of how
     many words the compiler takes a row to be a multiple, and so how many bytes are copied at once. scales and shifts,
-    (groups, outputs): a weight is (code - 8) * scale + shift. DEPENDENT: 0, or that it is started before
-    the kernel ahead has ended, and how many steps' weights it then asks for before it waits, a power of two;
-    ASK_SCALES: with OWN_SCALES for their scales too.
+    (groups, outputs): a weight is (code - 8) * scale + shift.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -161,13 +150,8 @@ def int4_linear(
     SHIFTED: tl.constexpr = shifts_ptr is not None
     each_group = 1 if OWN_SCALES else group // (4 * WORDS)  # chunks of one group
     start = tl.minimum(first, steps - 1)
-    if DEPENDENT:
-        if ASK_SCALES and OWN_SCALES:
-            groups = start // IN_CHUNK * 4 + tl.arange(0, 4 * ((DEPENDENT * STEP + WORDS - 1) // WORDS))
-            line = tl.program_id(0) * BLOCK_N + 64 * tl.arange(0, (BLOCK_N + 63) // 64)
-            _ask(scales_ptr + groups[:, None] * outputs + line[None, :])
-        line = start * STEP + 64 * tl.arange(0, (DEPENDENT * STEP + 63) // 64)
-        begin(w_ptr + n[:, None].to(tl.int64) * (inputs // 4) + line[None, :], DEPENDENT)
+    line = (start * STEP + 64 * tl.arange(0, (STEP + 63) // 64))[None, :]
+    begin(w_ptr + n[:, None].to(tl.int64) * (inputs // 4) + line, DEPENDENT)
     # Scales are loaded one step ahead: a load that a product waits for would take longer than the product.
     g = start // IN_CHUNK * 4 if OWN_SCALES else start // IN_CHUNK // each_group
     s0, h0 = _group(scales_ptr, shifts_ptr, g, n, outputs, EVEN)

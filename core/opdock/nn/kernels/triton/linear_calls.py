@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.library import Library
 
 from opdock.nn.kernels.triton import interpreted
-from opdock.nn.kernels.triton.dependent import can_depend, launch_dependent
 from opdock.nn.kernels.triton.gemm_int4 import int4_linear as int4_kernel
 from opdock.nn.kernels.triton.gemm_int4_row import int4_row
 from opdock.nn.kernels.triton.launch import launch
+from opdock.nn.kernels.triton.dependent import can_depend, launch_dependent
 from opdock.nn.kernels.triton.linear_scaled import scaled_linear as scaled_kernel
 from opdock.nn.kernels.triton.linear_tuning import (
     INVARIANT_INT4,
@@ -166,8 +166,7 @@ def _int4_linear(
         SPLIT=tiles.split,
         STAGES=tiles.stages,
         ALIGN=16 if tiles.wide else 4,
-        DEPENDENT=tiles.ahead if dependent else 0,
-        ASK_SCALES=tiles.scales,
+        DEPENDENT=dependent,
     )
     return out
 
@@ -212,7 +211,7 @@ def _scaled_linear(
         BLOCK_K=128 if blocked else tiles.block_k,
         SPLIT=tiles.split,
         STAGES=tiles.stages,
-        DEPENDENT=tiles.ahead if dependent else 0,
+        DEPENDENT=dependent,
     )
     return out
 

@@ -41,8 +41,7 @@ def scaled_linear(
     """Compute BLOCK_N outputs of BLOCK_M rows, as out.T = weight @ x.T, over one part of the inputs.
 
     x is (rows, inputs), w (outputs, inputs), both dense. Scales: one for each row or one in all; BLOCKED: one for
-    each 128 inputs of a row of x, and one for each 128 x 128 weights. DEPENDENT: 0, or that it is started
-    before the kernel ahead has ended, and how many steps' weights it then asks for before it waits, a power of two.
+    each 128 inputs of a row of x, and one for each 128 x 128 weights.
     """
     ZERO: tl.constexpr = 0 if INTEGER else 0.0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -57,9 +56,8 @@ def scaled_linear(
     inside = (n < outputs)[:, None]
     used = (m < rows)[None, :]
     scale_blocks = tl.cdiv(inputs, 128)
-    if DEPENDENT:
-        line = tl.minimum(first, blocks - 1) * BLOCK_K + 128 * tl.arange(0, DEPENDENT * ((BLOCK_K + 127) // 128))
-        begin(w_ptr + n[:, None].to(tl.int64) * inputs + line[None, :], DEPENDENT)
+    line = (tl.minimum(first, blocks - 1) * BLOCK_K + 128 * tl.arange(0, (BLOCK_K + 127) // 128))[None, :]
+    begin(w_ptr + n[:, None].to(tl.int64) * inputs + line, DEPENDENT)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if INTEGER else tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
         if EVEN:

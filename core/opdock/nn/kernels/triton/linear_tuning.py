@@ -21,7 +21,6 @@ class Tiles(NamedTuple):
         dependent: whether the kernel is started before the one ahead of it on its stream has ended, where the GPU can.
         row: whether it is the 4-bit kernel for one row; then block_k are its words of a row, in steps.
         ahead: steps whose weights a dependent kernel asks for before it waits, a power of two.
-        scales: whether the 4-bit kernel then asks for their scales too.
     """
 
     block_m: int
@@ -35,7 +34,6 @@ class Tiles(NamedTuple):
     dependent: bool = False
     row: bool = False
     ahead: int = 1
-    scales: bool = False
 
 
 MULTIPROCESSORS = 132
