@@ -114,14 +114,11 @@ def test_int4_values_of_shorter_steps(
     assert not sys.modules[CALLS]._locks(x.device).any()
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
 @pytest.mark.parametrize("rows", [1, 16])
-def test_a_product_that_begins_early_waits_for_what_it_reads(
-    monkeypatch: pytest.MonkeyPatch, rows: int, ahead: int
-) -> None:
+def test_a_product_that_begins_early_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """A chain, each product of what the one ahead writes, has the bits of one that is started plainly; in a graph too.
 
-    Between them run kernels of torch's, which know nothing of it. However many steps' weights are asked for ahead.
+    Between them run kernels of torch's, which know nothing of it.
     """
     packed, scale, _, words, _ = _int4(4096, 4096, 128, torch.bfloat16, zeros=False)
     weight = _eight(4096, 4096, torch.float8_e4m3fn)
@@ -129,7 +126,7 @@ def test_a_product_that_begins_early_waits_for_what_it_reads(
     few = Tiles(1, 8, 1024, 1, 1, 4, row=True) if rows == 1 else Tiles(16, 64, 0, 4, 4, 4, step=64, wide=True)
 
     def chain(x: Tensor, *, early: bool) -> Tensor:
-        tiles = [one._replace(dependent=early, ahead=ahead) for one in (few, Tiles(16, 64, 256, 2, 3, 4))]
+        tiles = few._replace(dependent=early), Tiles(16, 64, 256, 2, 3, 4, dependent=early)
         monkeypatch.setattr(f"{CALLS}.int4_tiles", lambda *_, **__: tiles[0])
         monkeypatch.setattr(f"{CALLS}.scaled_tiles", lambda *_, **__: tiles[1])
         for i in range(12):
@@ -169,23 +166,6 @@ def test_scaled_values(outputs: int, inputs: int, dtype: torch.dtype, *, per_row
         x, x_scale = _eight(rows, inputs, dtype), torch.rand((rows, 1) if per_row else (1,), device="cuda") + 0.5
         exact = (x.double() @ weight.double().t()) * x_scale.double() * scale.double() + bias.double()
         _near(triton.scaled_linear(x, weight, x_scale, scale, bias, torch.bfloat16), exact, steps=3.0)
-
-
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize(
-    "tiles",
-    [Tiles(128, 128, 256, 2, 3, 8), Tiles(64, 64, 128, 1, 4, 4, ahead=8), Tiles(256, 64, 128, 4, 3, 8)],
-    ids=str,
-)
-def test_scaled_values_of_tiles_for_many_rows(monkeypatch: pytest.MonkeyPatch, tiles: Tiles, *, early: bool) -> None:
-    """Rows and outputs that tiles do not divide; the locks are zero again."""
-    monkeypatch.setattr(f"{CALLS}.scaled_tiles", lambda *_, **__: tiles._replace(dependent=early))
-    weight, scale = _eight(1040, 2048, torch.float8_e4m3fn), torch.rand(1040, device="cuda") + 0.5
-    for rows in (70, 256):
-        x, x_scale = _eight(rows, 2048, torch.float8_e4m3fn), torch.rand(rows, 1, device="cuda") + 0.5
-        exact = (x.double() @ weight.double().t()) * x_scale.double() * scale.double()
-        _near(triton.scaled_linear(x, weight, x_scale, scale, None, torch.bfloat16), exact, steps=3.0)
-    assert not sys.modules[CALLS]._locks(weight.device).any()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(200, 320), (512, 4096)])

@@ -50,18 +50,3 @@ def test_no_program_is_without_a_step(rows: int, outputs: int, inputs: int) -> N
     """Of 4-bit products, by the formula and as entered."""
     tiles = int4_tiles(rows, outputs, inputs, 128)
     assert tiles.row or tiles.split <= inputs // (4 * min(tiles.step or 128, 128))
-
-
-@pytest.mark.parametrize("rows", [1, 16, 32, 64, 256])
-@pytest.mark.parametrize("outputs", [4096, 14336])
-def test_no_program_asks_ahead_for_weights_that_are_not_its_own(rows: int, outputs: int) -> None:
-    """And for a power of two of steps, as the kernels take it."""
-    inputs = 4096
-    four = int4_tiles(rows, outputs, inputs, 128)
-    steps = [(four, inputs // (4 * (four.step or 128)))]
-    for one_scale in (True, False):
-        eight = scaled_tiles(rows, outputs, inputs, one_scale=one_scale)
-        steps += [] if eight is None else [(eight, inputs // eight.block_k)]
-    for tiles, all_of_them in steps:
-        assert tiles.ahead.bit_count() == 1
-        assert tiles.row or tiles.ahead <= all_of_them // tiles.split

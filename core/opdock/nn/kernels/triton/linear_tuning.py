@@ -20,7 +20,6 @@ class Tiles(NamedTuple):
         wide: whether the 4-bit kernel copies 16 bytes of weights at once, not 8.
         dependent: whether the kernel is started before the one ahead of it on its stream has ended, where the GPU can.
         row: whether it is the 4-bit kernel for one row; then block_k are its words of a row, in steps.
-        ahead: steps whose weights a dependent kernel asks for before it waits, a power of two.
     """
 
     block_m: int
@@ -33,7 +32,6 @@ class Tiles(NamedTuple):
     wide: bool = False
     dependent: bool = False
     row: bool = False
-    ahead: int = 1
 
 
 MULTIPROCESSORS = 132
