@@ -24,6 +24,7 @@ from opdock.nn.attention import (
 )
 from opdock.nn.attention.backends.native import NativeAttentionBackend, NativeImpl
 from opdock.nn.attention.selector import choose_backend, explain_backends, select
+from opdock.nn.kernels import triton
 from opdock.platforms.cpu import CpuPlatform
 
 pytestmark = pytest.mark.usefixtures("config")
@@ -233,6 +234,17 @@ def test_a_broken_backend_leaves_the_others_and_is_an_error_with_its_source_wher
     Own.answer = path
     with pytest.raises(UnsupportedError, match=words):
         select(config, platform=Own())
+
+
+def test_bfloat16_is_not_left_to_tritons_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products of it are wrong by many powers of ten."""
+    monkeypatch.setattr(triton, "why_not", lambda: "")
+    monkeypatch.setattr(triton, "interpreted", lambda: True)
+    narrow = AttentionSelectorConfig(64, torch.bfloat16, "auto", 16)
+    assert select(narrow._replace(dtype=torch.float32)).get_name() == "TRITON_ATTN"
+    assert select(narrow).get_name() == "SDPA"
+    with pytest.raises(UnsupportedError, match="interpreter multiplies bfloat16 wrongly"):
+        select(narrow, backend="TRITON_ATTN")
 
 
 def test_backends_behind_the_first_that_fits_are_not_imported() -> None:

@@ -158,6 +158,18 @@ def test_on_a_cpu_torchs_product_comes_before_the_definition(
     assert words in " ".join(v.reason for v in found.verdicts)
 
 
+def test_bfloat16_is_not_left_to_tritons_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products of it are wrong by many powers of ten."""
+    monkeypatch.setattr(triton, "why_not", lambda: "")
+    monkeypatch.setattr(triton, "interpreted", lambda: True)
+    narrow = dataclasses.replace(PROBLEM, dtype=torch.bfloat16, weight_dtype=torch.bfloat16)
+    assert select(PROBLEM, moe_backends.view).name == "triton"
+    found = select(narrow, moe_backends.view)
+    assert found.name == "torch_grouped" and "interpreter" in found.verdicts[0].reason
+    with pytest.raises(UnsupportedError, match="interpreter multiplies bfloat16 wrongly"):
+        select(narrow, moe_backends.view, "triton")
+
+
 @pytest.mark.parametrize(
     ("changes", "chosen"),
     [

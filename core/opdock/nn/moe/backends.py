@@ -34,6 +34,8 @@ class TritonBackend(MoEBackend):
             return f"Triton runs on GPUs of device type 'cuda', not {problem.device_type!r}"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"rows of {_name(problem.dtype)}"
+        if problem.dtype == torch.bfloat16 and triton.interpreted():
+            return "Triton's interpreter multiplies bfloat16 wrongly; float32 and float16 are right"
         if problem.activation not in ACTIVATIONS:
             return f"no activation {problem.activation!r}"
         if problem.quantised:

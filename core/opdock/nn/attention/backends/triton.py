@@ -131,7 +131,9 @@ class TritonAttentionBackend(AttentionBackend):
     def supports_combination(
         cls, config: AttentionSelectorConfig, device_capability: DeviceCapability | None
     ) -> str | None:
-        """Return why a cache of e4m3 cannot be read, or None."""
+        """Return why a cache of e4m3 cannot be read, or bfloat16 not be multiplied, or None."""
+        if config.dtype == torch.bfloat16 and kernels.interpreted():
+            return "Triton's interpreter multiplies bfloat16 wrongly; float32 and float16 are right"
         if config.kv_cache_dtype == "fp8_e4m3" and device_capability is not None and device_capability < (8, 9):
             found = device_capability.as_version_str()
             return f"Triton reads e4m3 from compute capability 8.9 on, and this is {found}"
