@@ -67,6 +67,16 @@ def test_gptq_quantises_only_the_layers_that_it_lists() -> None:
         _method(config, "model.layers.0.mlp.gate_up_proj")
 
 
+def test_gptq_leaves_out_what_dynamic_says_and_has_one_setting_for_the_others() -> None:
+    """The tool's way to keep layers as they are; another number of bits for some is refused."""
+    config = GPTQConfig.from_config({**GPTQ, "dynamic": {r"-:.*\.down_proj$": {}, "-:model.layers.3": {}}})
+    plain = [_method(config, f"model.layers.{name}") for name in ("0.mlp.down_proj", "3.mlp.up_proj")]
+    assert all(isinstance(method, UnquantizedLinearMethod) for method in plain)
+    assert not isinstance(_method(config, "model.layers.0.mlp.up_proj"), UnquantizedLinearMethod)
+    with pytest.raises(UnsupportedError, match=r"dynamic[\s\S]*\+:\.\*up_proj"):
+        GPTQConfig.from_config({**GPTQ, "dynamic": {"-:a": {}, "+:.*up_proj": {"bits": 8}}})
+
+
 @pytest.mark.parametrize(
     ("order", "sorted_"),
     [(None, False), (False, False), ("weight", False), ("static", False), ("group", True), ("dynamic", True)],
@@ -186,7 +196,7 @@ def test_a_list_that_is_null_does_not_hide_the_other_one() -> None:
     [
         lambda: GPTQConfig.from_config({**GPTQ, "bits": 8}),
         lambda: GPTQConfig.from_config({**GPTQ, "checkpoint_format": "marlin"}),
-        lambda: GPTQConfig.from_config({**GPTQ, "dynamic": {"-:.*": {}}}),
+        lambda: GPTQConfig.from_config({**GPTQ, "dynamic": {"+:.*": {"bits": 8}}}),
         lambda: GPTQConfig.from_config({}),
         lambda: AWQConfig.from_config({**GPTQ, "version": "gemv"}),
         lambda: Fp8Config.from_config({"quant_method": "fp8", "weight_block_size": [64, 64]}),

@@ -12,6 +12,9 @@ from opdock.nn.quantization.ignored import all_or_none
 from opdock.nn.quantization.int4 import Int4LinearMethod
 from opdock.nn.quantization.method import LinearMethodBase, UnquantizedLinearMethod
 
+_LEFT_OUT = "-:"
+"""Before an expression in ``dynamic``: layers that it matches stay as they are."""
+
 
 class GPTQConfig(LinearConfig):
     """What GPTQ tools write.
@@ -57,7 +60,8 @@ class GPTQConfig(LinearConfig):
     def from_config(cls, config: dict[str, Any]) -> GPTQConfig:
         """Return the configuration of a checkpoint with ``"quant_method": "gptq"``."""
         fields.described(config, "GPTQ")
-        if config.get("dynamic"):
+        dynamic = config.get("dynamic") or {}
+        if not all(str(name).startswith(_LEFT_OUT) for name in dynamic):
             raise UnsupportedError(
                 "GPTQ with another setting for some layers (dynamic) is not supported.",
                 why=f"dynamic: {', '.join(map(str, config['dynamic']))}",
@@ -69,7 +73,8 @@ class GPTQConfig(LinearConfig):
             desc_act=fields.flag(config, "desc_act", default=False),
             sym=fields.flag(config, "sym", default=True),
             checkpoint_format=_format(config),
-            ignored=fields.names(config, "modules_to_not_convert"),
+            ignored=fields.names(config, "modules_to_not_convert")
+            + fields.names({"dynamic": [f"re:{str(name).removeprefix(_LEFT_OUT)}" for name in dynamic]}, "dynamic"),
             only=_only(config.get("modules_in_block_to_quantize")),
         )
 
