@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import floors
@@ -22,7 +22,8 @@ import gpu_timing
 import shortfall
 import torch
 import torch.nn.functional as F
-from gpu_timing import graph_time, sets_for
+import turns
+from gpu_timing import sets_for
 from record import Result, Row, write
 from shortfall import Facts
 from torch import Tensor
@@ -45,9 +46,10 @@ LONG = 1500.0
 """Microseconds of a call from which one capture and a third of the replays are enough."""
 CONDITIONS = (
     "bfloat16, 32 query heads, 8 key heads of 128. Microseconds of one call, the cache's update not counted: sets of "
-    "buffers of more than 400 MB together, one call for each in one CUDA graph (four times over for small ones), "
-    "median of the replays, the better of two captures (one where a call takes over 1.5 ms). Ours: blocks of 16 in "
-    "random order, one block table for all sets, as the layers of a model share one. Peers: "
+    "buffers of more than 400 MB together, one call for each in one CUDA graph (four times over for small ones); the "
+    "graphs of all sides are replayed in turns, and the median of 30 turns counts (of 10 where a call takes over 1.5 "
+    "ms). Ours: blocks of 16 in random order, one block table for all sets, as the layers of a model share one; it may "
+    "begin before the kernel ahead of it has ended, and then waits for it. Peers: "
     "F.scaled_dot_product_attention over the same memory as contiguous keys and values, and with a prefix "
     "FlashAttention with the causal mask at the lower right. best: the faster peer."
 )
@@ -116,21 +118,30 @@ def step(new: int, total: int, requests: int, *, shuffled: bool = True) -> Atten
     )
 
 
-def timed(calls: list[Callable[[], Tensor]], repeats: int) -> float:
-    """Return the microseconds of a call, the better of two captures; of one for calls that take long."""
-    calls[0]()
+def timed(sides: Mapping[str, Sequence[Callable[[], Tensor]]], repeats: int = 1) -> dict[str, float]:
+    """Return the microseconds of a call of each side, in turns; fewer where a call takes long.
+
+    Args:
+        sides: calls by name, one for each set of buffers.
+        repeats: how often the calls are captured, one after the other.
+    """
+    first = next(iter(sides.values()))[0]
+    first()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    calls[0]()
+    first()
     end.record()
     end.synchronize()
-    replays = gpu_timing.REPLAYS
-    long = start.elapsed_time(end) * 1e3 > LONG
-    gpu_timing.REPLAYS = max(5, replays // 3) if long else replays
-    try:
-        return min(graph_time(calls, repeats=repeats) for _ in range(1 if long else 2))
-    finally:
-        gpu_timing.REPLAYS = replays
+    rounds = turns.ROUNDS
+    if start.elapsed_time(end) * 1e3 > LONG:
+        rounds = max(5, rounds // 3)
+    return turns.in_turns({name: [*calls] * repeats for name, calls in sides.items()}, rounds=rounds)
+
+
+def noise_of(calls: Sequence[Callable[[], Tensor]], repeats: int = 1) -> float:
+    """Return by which part of it a side differs from itself."""
+    one, two = timed({"one": calls, "two": calls}, repeats).values()
+    return abs(one / two - 1.0)
 
 
 def error_of(
@@ -153,19 +164,22 @@ def decode(ours: Ours, batch: int, context: int) -> tuple[dict[str, float], floa
     metadata = step(1, context, batch)
     calls = [ours.call(q, *pair, metadata) for q, pair in zip(queries, sets, strict=True)]
     error = error_of(ours, calls[-1], queries[-1], sets[-1], metadata)
-    found = {"ours": timed(calls, repeats)}
 
-    def peer(q: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+    def peer(kernel: SDPBackend, q: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
         keys, values = (t.view(batch, KV_HEADS, context, SIZE) for t in pair)
-        return F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)
-
-    for name, kernel in PEERS.items():
         with sdpa_kernel(kernel):
-            found[name] = timed([functools.partial(peer, *a) for a in zip(queries, sets, strict=True)], repeats)
+            return F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)
+
+    peers = {
+        name: [functools.partial(peer, kernel, *a) for a in zip(queries, sets, strict=True)]
+        for name, kernel in PEERS.items()
+    }
+    found = timed({"ours": calls, **peers}, repeats)
 
     def facts() -> Facts:
         ordered = step(1, context, batch, shuffled=False)
-        calls = [ours.call(q, *pair, ordered) for q, pair in zip(queries, sets, strict=True)]
+        in_order = [ours.call(q, *pair, ordered) for q, pair in zip(queries, sets, strict=True)]
+        again = timed({"ours": calls, "in order": in_order}, repeats)
         return Facts(
             found["ours"],
             best_of(found),
@@ -174,7 +188,8 @@ def decode(ours: Ours, batch: int, context: int) -> tuple[dict[str, float], floa
             read=floors.read_time(sets, repeats),
             programs=KV_HEADS * batch * tuning_for_single(ours.layer.spec, batch, context, floors.units()).splits,
             units=floors.units(),
-            variants={"with the blocks in order": timed(calls, repeats)},
+            noise=noise_of(peers[min(peers, key=lambda name: found[name])], repeats),
+            variants={"with the blocks in order": again["in order"] / again["ours"] * found["ours"]},
         )
 
     return found, error, facts
@@ -188,29 +203,29 @@ def prefill(ours: Ours, new: int, prefix: int) -> tuple[dict[str, float], float,
     metadata = step(new, total, 1, shuffled=bool(prefix))
     calls = [ours.call(q, *pair, metadata) for q, pair in zip(queries, sets, strict=True)]
     error = error_of(ours, calls[-1], queries[-1], sets[-1], metadata)
-    found = {"ours": timed(calls, 1)}
-
     grouped = [tuple(t.view(1, total, KV_HEADS, SIZE).transpose(1, 2) for t in pair) for pair in sets]
     if prefix:  # this mask does not go with grouped heads
         grouped = [tuple(t.repeat_interleave(HEADS // KV_HEADS, 1) for t in pair) for pair in grouped]
     mask = causal_lower_right(new, total) if prefix else None
 
-    def peer(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def peer(kernel: SDPBackend, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         q = q.transpose(0, 1)[None]
-        return F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=mask, is_causal=not prefix, enable_gqa=not prefix
-        )
-
-    for name, kernel in PEERS.items():
-        if prefix and name == "cudnn":
-            continue  # it has no such mask
         with sdpa_kernel(kernel):
-            calls = [functools.partial(peer, q, *pair) for q, pair in zip(queries, grouped, strict=True)]
-            found[name] = timed(calls, 1)
+            return F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask, is_causal=not prefix, enable_gqa=not prefix
+            )
+
+    peers = {
+        name: [functools.partial(peer, kernel, q, *pair) for q, pair in zip(queries, grouped, strict=True)]
+        for name, kernel in PEERS.items()
+        if not (prefix and name == "cudnn")  # which has no such mask
+    }
+    found = timed({"ours": calls, **peers})
 
     def facts() -> Facts:
         ordered = step(new, total, 1, shuffled=False)
-        calls = [ours.call(q, *pair, ordered) for q, pair in zip(queries, sets, strict=True)]
+        in_order = [ours.call(q, *pair, ordered) for q, pair in zip(queries, sets, strict=True)]
+        again = timed({"ours": calls, "in order": in_order})
         tuning = tuning_for_prompts(ours.layer.spec)
         return Facts(
             found["ours"],
@@ -220,7 +235,8 @@ def prefill(ours: Ours, new: int, prefix: int) -> tuple[dict[str, float], float,
             product=work_of(new, prefix) / floors.product_rate() / 1e6,
             programs=KV_HEADS * (new * (HEADS // KV_HEADS) // tuning.block_m + 1) if prefix else None,
             units=floors.units(),
-            variants={"with the blocks in order": timed(calls, 1)} if prefix else {},
+            noise=noise_of(peers[min(peers, key=lambda name: found[name])]),
+            variants={"with the blocks in order": again["in order"] / again["ours"] * found["ours"]} if prefix else {},
         )
 
     return found, error, facts
@@ -254,7 +270,7 @@ def main() -> int:
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     if given.quick:
-        gpu_timing.REPLAYS = 8
+        turns.ROUNDS = 8
     with floors.quiet_collector():
         return run(given)
 
