@@ -170,3 +170,25 @@ def test_the_force_ends_with_its_block() -> None:
     assert choose_linear_kernel(FP8).backend in ("native", "torch")
     with opdock.set_current_config():
         assert choose_linear_kernel(INT4).backend == "native"
+
+
+def test_a_switch_that_switches_nothing_off_is_told_once_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "IntMatmulLinear, NativInt4Linear")
+    with caplog.at_level("WARNING", logger="opdock"):
+        for _ in range(2):
+            choose_linear_kernel(INT4)
+    assert len(caplog.messages) == 1
+    assert "names NativInt4Linear" in caplog.text
+    assert "Did you mean 'NativeInt4Linear'" in caplog.text
+
+
+@pytest.mark.parametrize("question", ["is_supported", "can_implement"])
+def test_a_kernel_that_answers_without_a_reason_is_told_with_the_layer(
+    question: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Yes alone is the mistake that authors make."""
+    monkeypatch.setattr(Vendor, question, classmethod(lambda *_: True))
+    with pytest.raises(RegistrationError, match=rf"Vendor.{question}[\s\S]*'model.up'[\s\S]*returned True"):
+        judge(FP8, [Vendor], capability=90)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from opdock.errors import CheckpointError
+from opdock.errors import CheckpointError, ConfigError
 from opdock.nn.layers import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -171,3 +171,21 @@ def test_parts_of_a_fused_layer_lie_where_the_parameters_attributes_say(monkeypa
         CheckpointError, match=r"a.qkv_proj shard 'v'[\s\S]*\(8, 8\), outputs along dim[\s\S]*packed_dim"
     ):
         layer.weight_loader(layer.words, torch.zeros(8, 2, dtype=torch.int32), "v")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"from_config": classmethod(lambda _cls, _config: None)}, "makes no QuantizationConfig[\\s\\S]*returned None"),
+        ({"__init__": lambda self, bits: setattr(self, "bits", bits)}, "does not call that of QuantizationConfig"),
+    ],
+)
+def test_slips_in_a_configuration_class_are_told_with_its_name(
+    packed: Any, loaded: Any, change: dict[str, Any], message: str
+) -> None:
+    """Not as an attribute that something has not got."""
+    register_quantization_config("slip")(type("Slip", (DoubledConfig,), change))
+    folder, _ = packed(_twice, {"quant_method": "slip", "bits": 4})
+    with pytest.raises(ConfigError, match=rf"Slip[\s\S]*{message}") as caught:
+        loaded(folder)
+    assert str(folder / "config.json") in caught.value.who

@@ -95,7 +95,7 @@ def made_by(method: type[QuantizationConfig], described: dict[str, Any]) -> Quan
     Raises: CheckpointError naming the class if it raises an error that is not opdock's own, which stays its cause.
     """
     try:
-        return method.from_config(described)
+        made: object = method.from_config(described)
     except OpdockError:
         raise
     except Exception as err:
@@ -105,6 +105,14 @@ def made_by(method: type[QuantizationConfig], described: dict[str, Any]) -> Quan
             why=[f"{type(err).__name__}: {err}", f"quantization_config: {described}"],
             remedy="download the checkpoint again, or let from_config of the class say what it needs.",
         ) from err
+    if isinstance(made, QuantizationConfig):
+        return made
+    raise ConfigError(
+        f"{method.__module__}.{method.__qualname__}.from_config makes no QuantizationConfig.",
+        who=str(journal.Site.of(method.from_config)),
+        why=f"it returned {made!r}",
+        remedy="return cls(...).",
+    )
 
 
 def ready(config: QuantizationConfig) -> QuantizationConfig:
@@ -113,6 +121,13 @@ def ready(config: QuantizationConfig) -> QuantizationConfig:
     Raises: ConfigError if the platform does not support the method; UnsupportedError if its compute capability is
         too low.
     """
+    if not hasattr(config, "packed_modules_mapping"):
+        raise ConfigError(
+            f"{type(config).__module__}.{type(config).__qualname__} has no packed_modules_mapping.",
+            who=str(journal.Site.of(type(config).__init__)),
+            why="Its __init__ does not call that of QuantizationConfig.",
+            remedy="super().__init__() in it.",
+        )
     for fused, parts in PACKED_MODULES.items():
         config.packed_modules_mapping.setdefault(fused, list(parts))
     platform = context.platform()

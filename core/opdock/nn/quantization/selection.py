@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 
 from opdock import context, env, journal
@@ -30,6 +32,7 @@ _CPU: dict[str, list[str]] = {"int8": [f"{_HERE}.int8:IntMatmulLinear"]}
 _BUILT_IN = {PlatformEnum.CUDA: _GPU, PlatformEnum.ROCM: _GPU, PlatformEnum.CPU: _CPU}
 _added: dict[tuple[PlatformEnum, str], list[type[LinearKernel]]] = {}
 
+logger = logging.getLogger("opdock")
 _forced: ContextVar[str | None] = ContextVar("opdock.linear_backend", default=None)
 
 
@@ -154,14 +157,41 @@ def judge(
         elif invariant and not declares(kernel):
             reason = f"{env.VLLM_BATCH_INVARIANT}=1, and it does not declare batch_invariant"
         else:
-            supported, reason = kernel.is_supported(capability)
+            supported, reason = _answer(kernel, "is_supported", capability, spec)
             if supported:
-                able, reason = kernel.can_implement(spec)
+                able, reason = _answer(kernel, "can_implement", spec, spec)
                 if able:
                     verdicts.append(Verdict(kernel.__name__, True, ""))
                     return kernel, verdicts
         verdicts.append(Verdict(kernel.__name__, False, reason))
     return None, verdicts
+
+
+def _answer(kernel: type[LinearKernel], question: str, about: object, spec: LinearSpec) -> tuple[bool, str]:
+    """Return what a kernel says to a question; RegistrationError naming kernel and layer if it is no (yes, why not)."""
+    answer: object = getattr(kernel, question)(about)
+    if isinstance(answer, tuple) and len(answer) == 2:
+        return bool(answer[0]), str(answer[1])
+    raise RegistrationError(
+        f"{kernel.__qualname__}.{question} does not say yes or no with a reason.",
+        who=[f"{kernel.__module__}.{kernel.__qualname__}", f"asked about the layer {spec.prefix!r}"],
+        why=f"it returned {answer!r}",
+        remedy='return (True, ""), or (False, "why not").',
+    )
+
+
+@lru_cache(maxsize=32)
+def _warn_of_unknown(disabled: tuple[str, ...], platform: PlatformEnum) -> None:
+    """Say once which names in the environment switch nothing off."""
+    known = {kernel.__name__ for kind in KERNEL_TYPES for kernel in possible_kernels(platform, kind)}
+    for name in disabled:
+        if name not in known:
+            logger.warning(
+                "%s names %s, and no linear kernel of this platform is called so. %s",
+                env.VLLM_DISABLED_KERNELS,
+                name,
+                suggest(name, known),
+            )
 
 
 def choose_linear_kernel(spec: LinearSpec) -> type[LinearKernel]:
@@ -200,6 +230,8 @@ def explain_linear_kernel(spec: LinearSpec) -> tuple[type[LinearKernel], list[Ve
             remedy=suggest(forced, {kernel.backend for kernel in kernels}),
         )
     disabled = env.disabled_kernels()
+    if disabled:
+        _warn_of_unknown(disabled, platform._enum)
     capability = None if found is None else found.to_int()
     invariant = env.batch_invariant()
     chosen, verdicts = judge(
