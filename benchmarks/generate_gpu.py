@@ -222,6 +222,22 @@ def _rows(what: str, times: dict[str, list[float]], tokens: int) -> tuple[list[R
     return rows, {f"{what} {side}, seconds": statistics.median(found) for side, found in times.items()}
 
 
+def recorded(given: argparse.Namespace, base: Any, rounds: int, rows: list[Row], raw: dict[str, float]) -> Result:
+    """Return the result so far, and write it: a run that is cut off leaves what it has measured."""
+    where = torch.cuda.get_device_name() if given.device.startswith("cuda") else "the CPU"
+    name = f"random weights, {given.layers} layers" if given.random else "SmolLM2-135M-Instruct from its GGUF file"
+    conditions = (
+        f"{name}, on {where}; prompts of {given.tokens} tokens and {given.tokens} new ones, medians of {rounds} "
+        "interleaved rounds, the prompt's time included. transformers has the same weights, dequantised, and "
+        f"its fastest attention here, {base.config._attn_implementation}."
+    )
+    name = "generate_gpu_text" if given.parts == "text" else given.record
+    result = Result(name, conditions, ["torch", "triton", "transformers", "opdock", "opdock-cuda"], [*rows], {**raw})
+    if given.out is not None and rows:
+        write(result, given.out)
+    return result
+
+
 def main() -> int:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -255,6 +271,7 @@ def main() -> int:
             rows, raw = same_text(path, (given.text_modes or given.modes).split(","), given.device, 64, base)
         for row in rows:
             print(row[0], row[1], flush=True)
+        result = recorded(given, base, rounds, rows, raw)
         for found, more in speed(
             path,
             modes if "speed" in given.parts else [],
@@ -267,18 +284,8 @@ def main() -> int:
         ):
             rows += found
             raw |= more
-    where = torch.cuda.get_device_name() if given.device.startswith("cuda") else "the CPU"
-    name = f"random weights, {given.layers} layers" if given.random else "SmolLM2-135M-Instruct from its GGUF file"
-    conditions = (
-        f"{name}, on {where}; prompts of {given.tokens} tokens and {given.tokens} new ones, medians of {rounds} "
-        "interleaved rounds, the prompt's time included. transformers has the same weights, dequantised, and "
-        f"its fastest attention here, {base.config._attn_implementation}."
-    )
-    name = "generate_gpu_text" if given.parts == "text" else given.record
-    result = Result(name, conditions, ["torch", "triton", "transformers", "opdock", "opdock-cuda"], rows, raw)
+            result = recorded(given, base, rounds, rows, raw)
     print(result.conditions + "\n\n" + result.table())
-    if given.out is not None:
-        write(result, given.out)
     return int(bool(result.missed()))
 
 
