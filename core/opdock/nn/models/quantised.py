@@ -220,7 +220,8 @@ def quantised_plan(
         if last != "weight" or fused.rpartition(".")[2] not in LINEAR or len(target.shape) != 2:
             made[name] = target
             continue
-        for parameter, shape in _parameters(config, _asked(config, module, fused), *target.shape, dtype).items():
+        asked = _asked(config, module, fused)
+        for parameter, shape in _parameters(config, asked, module, *target.shape, dtype).items():
             made[f"{module}.{parameter}"] = Target(f"{fused}.{parameter}", shape, target.shard)
     return made
 
@@ -307,13 +308,15 @@ _SCALES = ("scale", "scale_inv", "scales")
 
 
 def _parameters(
-    config: QuantizationConfig, prefix: str, outputs: int, inputs: int, dtype: torch.dtype
+    config: QuantizationConfig, prefix: str, matrix: str, outputs: int, inputs: int, dtype: torch.dtype
 ) -> dict[str, tuple[int, ...]]:
-    """Return the parameters, and the shapes in a checkpoint, of one matrix."""
+    """Return the parameters, and the shapes in a checkpoint, of one matrix, a part of the layer at ``prefix``."""
     probe = _probe(prefix, outputs, inputs, dtype)
     with torch.device("meta"):
         probe.quant_config, probe.quant_method = config, resolve_linear_method(config, probe, prefix)
         method = probe.quant_method
+        if getattr(method, "prefix", None) == prefix:
+            method.prefix = matrix  # messages are about the sizes of this one
         method.create_weights(probe, inputs, [outputs], inputs, outputs, dtype, weight_loader=lambda *_: None)
     found = {}
     for name, param in probe.named_parameters():
