@@ -20,14 +20,8 @@ from opdock.nn.models.checkpoint import Progress, check_header, checkpoint_plan,
 from opdock.nn.models.config import ModelConfig
 from opdock.nn.models.loader_gguf import GGUFCheckpoint
 from opdock.nn.models.loader_hf import HFCheckpoint
-from opdock.nn.models.quantised import (
-    check_act_dtype,
-    let_platform_register,
-    made_by,
-    quantised_plan,
-    ready,
-    relevant_shapes,
-)
+from opdock.nn.models.quant_config import check_act_dtype, let_platform_register, made_by, ready
+from opdock.nn.models.quantised import quantised_plan, relevant_shapes
 from opdock.nn.models.resolve import resolve_model
 from opdock.nn.models.tokenizer import Tokenizer, tokenizer_from_folder
 from opdock.nn.models.tokenizer_gguf import tokenizer_from_gguf

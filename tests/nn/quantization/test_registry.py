@@ -21,8 +21,8 @@ from opdock.errors import (
     UnsupportedError,
 )
 from opdock.nn.layers import MergedColumnParallelLinear, ReplicatedLinear
-from opdock.nn.models import quantised
-from opdock.nn.models.quantised import check_act_dtype, ready
+from opdock.nn.models import quant_config
+from opdock.nn.models.quant_config import check_act_dtype, ready
 from opdock.nn.quantization import (
     LinearMethodBase,
     QuantizationConfig,
@@ -233,16 +233,16 @@ def test_a_platform_registers_its_methods_before_one_is_looked_up(monkeypatch: p
 
     with opdock.set_current_config():
         monkeypatch.setattr(type(context.platform()), "pre_register_and_update", classmethod(hook))
-        quantised._registered.clear()
+        quant_config._registered.clear()
         with pytest.raises(PlatformFailedError, match=r"pre_register_and_update[\s\S]*RuntimeError: not yet") as caught:
-            quantised.let_platform_register()
+            quant_config.let_platform_register()
         assert isinstance(caught.value.__cause__, RuntimeError)
         assert "halves" not in quantization_methods()
-        quantised.let_platform_register()
-        quantised.let_platform_register()
+        quant_config.let_platform_register()
+        quant_config.let_platform_register()
         assert "halves" in quantization_methods()
     assert len(calls) == 2
-    quantised._registered.clear()
+    quant_config._registered.clear()
 
 
 def test_a_method_says_whether_it_has_an_embedding() -> None:

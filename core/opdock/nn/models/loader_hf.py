@@ -12,7 +12,7 @@ from opdock.errors import CheckpointError, UnsupportedError
 from opdock.nn.extras import need
 from opdock.nn.models.architectures import Architecture, find_architecture
 from opdock.nn.models.config import ModelConfig, token_ids
-from opdock.nn.models.quantised import STORED, read_quant_config
+from opdock.nn.models.quant_config import STORED, read_quant_config
 
 if TYPE_CHECKING:
     import torch
