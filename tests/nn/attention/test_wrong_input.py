@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import opdock
-from opdock.errors import ConfigError
+from opdock.errors import ConfigError, UnknownNameError
 from opdock.nn.attention import (
     Attention,
     AttentionMetadata,
+    BlockAllocator,
     PagedKVCache,
     copy_blocks,
     set_forward_context,
@@ -69,6 +70,52 @@ def test_two_tokens_of_one_slot_are_refused_where_every_slot_is_looked_at(
             return
         with pytest.raises(ConfigError, match=rf"{wrong}[\s\S]*layers.0.attn[\s\S]*would be lost"):
             layer(*given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_heads": 0, "num_kv_heads": None}, "0 query heads cannot share"),
+        ({"head_size": 0}, "Heads of 0 numbers"),
+        ({"scale": float("nan")}, "with the scale nan"),
+        ({"sliding_window": 2.5}, "sliding_window=2.5"),
+        ({"logits_soft_cap": float("nan")}, "logits_soft_cap=nan"),
+        ({"sinks": [1.0] * 4}, "sinks of no shape does not fit 4 heads"),
+    ],
+)
+def test_a_layer_that_computes_nothing_is_refused_when_it_is_built(changes: dict[str, Any], words: str) -> None:
+    given = {"num_heads": 4, "head_size": 16, "scale": 0.25, "num_kv_heads": 2, "prefix": "layers.0.attn", **changes}
+    with pytest.raises(ConfigError, match=rf"{words}[\s\S]*layer layers.0.attn[\s\S]*Remedy: "):
+        Attention(**given)
+
+
+def test_a_backend_that_is_no_name_is_an_unknown_one() -> None:
+    with pytest.raises(UnknownNameError, match=r"backend: 5\.[\s\S]*layers.0.attn"):
+        Attention(4, 16, 0.25, prefix="layers.0.attn", attn_backend=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mapping", [[[0, 1]], torch.tensor([[0.0, 1.0]]), torch.tensor([0, 1])])
+def test_a_mapping_of_blocks_that_is_none_is_refused_and_any_integers_are_taken(mapping: Any) -> None:
+    cache = torch.arange(8.0).view(4, 1, 1, 2)
+    for move in (lambda m: copy_blocks([(cache, cache.clone())], m), lambda m: swap_blocks(cache, cache.clone(), m)):
+        with pytest.raises(ConfigError, match="mapping of blocks cannot be carried out"):
+            move(mapping)
+    copy_blocks([(cache, cache.clone())], torch.tensor([[0, 3]], dtype=torch.int32))
+    assert cache[3].flatten().tolist() == [0.0, 1.0]
+
+
+def test_blocks_are_copied_in_all_layers_or_in_none() -> None:
+    """The second layer has fewer."""
+    large, small = torch.zeros(4, 1, 1, 2), torch.zeros(2, 1, 1, 2)
+    large[0] = 1
+    with pytest.raises(ConfigError, match="blocks are 0 to 1"):
+        copy_blocks([(large, large.clone()), (small, small.clone())], torch.tensor([[0, 3]]))
+    assert not large[3].any()
+
+
+def test_a_number_of_blocks_below_0_is_refused() -> None:
+    with pytest.raises(ConfigError, match="-1 blocks cannot be allocated"):
+        BlockAllocator(4).allocate(-1)
 
 
 def test_slots_counted_in_blocks_of_another_size_name_the_layer() -> None:

@@ -100,7 +100,11 @@ def test_ranks_share_the_experts_and_their_results_add_up(config: Any, ranks: in
         ({"scoring_func": "sigmoyd"}, ConfigError, "Did you mean 'sigmoid'"),
         ({"moe_backend": "trition"}, ConfigError, "Did you mean 'triton'"),
         ({"moe_backend": "torch_grouped", "params_dtype": torch.float64}, UnsupportedError, "rows of float64"),
-        ({"activation": "relu2"}, UnsupportedError, "no activation 'relu2'"),
+        ({"activation": "relu2"}, UnsupportedError, "native: no activation 'relu2': it has silu, gelu"),
+        ({"weight_dtype": torch.int8}, UnsupportedError, "native: matrices of int8 for rows of float32"),
+        ({"weight_dtype": torch.float16}, UnsupportedError, "native: matrices of float16 for rows of float32"),
+        ({"params_dtype": torch.int32}, UnsupportedError, "native: rows of int32"),
+        ({"params_dtype": torch.float8_e4m3fn}, UnsupportedError, "native: rows of float8_e4m3fn"),
         ({"intermediate_size": 0}, ConfigError, "intermediate_size is 0"),
         ({"ep_size": 7}, ConfigError, "Rank 0 of 7"),
         ({"ep_size": 2, "ep_rank": 2}, ConfigError, "Rank 2 of 2"),
@@ -233,3 +237,13 @@ def test_rows_and_logits_that_do_not_fit_are_refused_with_the_layers_name(shapes
     wide, narrow = (torch.randn(*shape) for shape in shapes)
     with pytest.raises(ConfigError, match=r"do not fit the experts[\s\S]*layers.3.mlp"):
         made(wide, narrow)
+
+
+@pytest.mark.parametrize("name", ["native", "torch_grouped"])
+def test_rows_of_another_dtype_than_the_experts_are_refused_with_the_layers_name(name: str, config: Any) -> None:
+    """By every backend alike; a layer that was converted takes rows of its new dtype."""
+    made = layer(prefix="layers.3.mlp", moe_backend=name)
+    x, logits = torch.randn(3, HIDDEN), torch.randn(3, made.routing.num_experts)
+    with pytest.raises(ConfigError, match=r"Rows of torch.bfloat16 do not fit experts of torch.float32[\s\S]*layers.3"):
+        made(x.bfloat16(), logits)
+    assert made.bfloat16()(x.bfloat16(), logits).dtype == torch.bfloat16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import torch
@@ -73,11 +74,17 @@ class Attention(PluggableLayer):
         super().__init__()
         self.num_heads, self.head_size, self.scale, self.prefix = num_heads, head_size, scale, prefix
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
+        if num_heads < 1 or self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"{num_heads} query heads cannot share {self.num_kv_heads} key and value heads.",
                 who=f"layer {prefix}" if prefix else (),
                 remedy="use a number of key and value heads that divides the number of query heads.",
+            )
+        if head_size < 1 or not math.isfinite(scale):
+            raise ConfigError(
+                f"Heads of {head_size} numbers with the scale {scale} are not possible.",
+                who=f"layer {prefix}" if prefix else (),
+                remedy="use a head_size from 1, and a finite scale, for example head_size**-0.5.",
             )
         self.group = num_heads // self.num_kv_heads
         _check_features(prefix, num_heads, sliding_window, logits_soft_cap, alibi_slopes, sinks)
@@ -306,14 +313,16 @@ def _check_features(
 ) -> None:
     """Raise ConfigError for a feature whose numbers do not fit."""
     who = f"layer {prefix}" if prefix else ()
-    if window is not None and window < 1:
-        raise ConfigError(f"sliding_window={window} is not possible.", who=who, remedy="use a number from 1, or None.")
-    if soft_cap is not None and soft_cap < 0:
+    if window is not None and (window < 1 or window != int(window)):
+        remedy = "use a whole number from 1, or None."
+        raise ConfigError(f"sliding_window={window} is not possible.", who=who, remedy=remedy)
+    if soft_cap is not None and not 0 <= soft_cap < math.inf:
         raise ConfigError(f"logits_soft_cap={soft_cap} is not possible.", who=who, remedy="use a number above 0.")
     for name, tensor in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
-        if tensor is not None and tuple(tensor.shape) != (num_heads,):
+        shape = getattr(tensor, "shape", None)
+        if tensor is not None and (shape is None or tuple(shape) != (num_heads,)):
             raise ConfigError(
-                f"{name} of shape {tuple(tensor.shape)} does not fit {num_heads} heads.",
+                f"{name} of {'no shape' if shape is None else f'shape {tuple(shape)}'} does not fit {num_heads} heads.",
                 who=who,
-                remedy=f"give one number for each head, shape ({num_heads},).",
+                remedy=f"give one number for each head, a tensor of shape ({num_heads},).",
             )

@@ -53,7 +53,12 @@ class BlockAllocator:
         return len(self._free)
 
     def allocate(self, count: int = 1) -> list[int]:
-        """Return ``count`` blocks that nobody else has; UnsupportedError, and none taken, if fewer are free."""
+        """Return ``count`` blocks that nobody else has.
+
+        Raises: ConfigError for a number below 0; UnsupportedError, and none is taken, if fewer are free.
+        """
+        if count < 0:
+            raise ConfigError(f"{count} blocks cannot be allocated.", remedy="use a number from 0.")
         if count > len(self._free):
             raise UnsupportedError(
                 f"The cache has {len(self._free)} free blocks of {self.num_blocks}, and {count} are needed.",
@@ -257,13 +262,12 @@ def copy_blocks(caches: Sequence[tuple[Tensor, Tensor]], block_mapping: Tensor) 
 
     Args:
         caches: key and value cache of each layer; both are written.
-        block_mapping: (pairs, 2) int64, source and destination; no destination may be a source or come twice.
+        block_mapping: (pairs, 2) integers, source and destination; no destination may be a source or come twice.
 
     Raises: ConfigError for a mapping that breaks this, where it lies on the host.
     """
-    for pair in caches[:1]:
-        _check_mapping(block_mapping, pair[0].shape[0], pair[0].shape[0], one_cache=True)
-    source, destination = block_mapping[:, 0], block_mapping[:, 1]
+    blocks = min((cache.shape[0] for pair in caches for cache in pair), default=0)
+    source, destination = _checked(block_mapping, blocks, blocks, one_cache=True).unbind(1)
     for pair in caches:
         for cache in pair:
             raw = cache.view(torch.uint8) if cache.dtype in FP8_DTYPES else cache
@@ -276,7 +280,7 @@ def swap_blocks(source: Tensor, destination: Tensor, block_mapping: Tensor) -> N
     Args:
         source: (num_blocks, block_size, num_kv_heads, head_size).
         destination: likewise with its own number of blocks; written.
-        block_mapping: (pairs, 2) int64: block of source, block of destination.
+        block_mapping: (pairs, 2) integers: block of source, block of destination.
 
     Raises: ConfigError if blocks of the two differ in shape or dtype, and for a mapping on the host that names a block
         that is not there, or a destination twice.
@@ -290,17 +294,19 @@ def swap_blocks(source: Tensor, destination: Tensor, block_mapping: Tensor) -> N
             ],
             remedy="allocate both caches with one block size, dtype and number of heads.",
         )
-    _check_mapping(block_mapping, source.shape[0], destination.shape[0])
+    pairs = _checked(block_mapping, source.shape[0], destination.shape[0])
     if source.dtype in FP8_DTYPES:
         source, destination = source.view(torch.uint8), destination.view(torch.uint8)
-    moved = source.index_select(0, block_mapping[:, 0].to(source.device))
-    destination.index_copy_(0, block_mapping[:, 1].to(destination.device), moved.to(destination.device))
+    moved = source.index_select(0, pairs[:, 0].to(source.device))
+    destination.index_copy_(0, pairs[:, 1].to(destination.device), moved.to(destination.device))
 
 
-def _check_mapping(mapping: Tensor, sources: int, destinations: int, *, one_cache: bool = False) -> None:
-    """Raise ConfigError for a mapping of another shape, and where it can be read, for blocks that cannot be."""
-    why = ""
-    if mapping.dim() != 2 or mapping.shape[1] != 2:
+def _checked(mapping: Tensor, sources: int, destinations: int, *, one_cache: bool = False) -> Tensor:
+    """Return a mapping as int64; ConfigError for another shape, and where it can be read, for blocks that cannot be."""
+    why, dtype = "", getattr(mapping, "dtype", None)
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        why = f"It is a {type(mapping).__name__} of {dtype}." if dtype else f"It is a {type(mapping).__name__}."
+    elif mapping.dim() != 2 or mapping.shape[1] != 2:
         why = f"Its shape is {tuple(mapping.shape)}."
     elif mapping.device.type == "cpu":
         pairs = mapping.tolist()
@@ -316,5 +322,6 @@ def _check_mapping(mapping: Tensor, sources: int, destinations: int, *, one_cach
         raise ConfigError(
             "The mapping of blocks cannot be carried out.",
             why=why,
-            remedy="give pairs of a source and a destination of its own, shape (pairs, 2).",
+            remedy="give pairs of a source and a destination of its own, a tensor of integers of shape (pairs, 2).",
         )
+    return mapping.long()

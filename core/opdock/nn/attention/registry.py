@@ -149,7 +149,9 @@ def _check_class(name: str, cls: object, who: str) -> None:
 
 def _known(name: str, who: str = "") -> None:
     if name not in backends:
-        raise UnknownNameError(f"Unknown attention backend: {name!r}.", who=who or (), remedy=suggest(name, backends))
+        raise UnknownNameError(
+            f"Unknown attention backend: {name!r}.", who=who or (), remedy=suggest(str(name), backends)
+        )
 
 
 def _split(path: str) -> tuple[str, ...]:

@@ -18,6 +18,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _no_activation(problem: MoEProblem) -> str:
+    return f"no activation {problem.activation!r}: it has {', '.join(ACTIVATIONS)}"
+
+
 @register_moe_backend("triton")
 class TritonBackend(MoEBackend):
     """Grouped products in Triton, planned on the device: no word to the host, so CUDA graphs can hold them."""
@@ -37,7 +41,7 @@ class TritonBackend(MoEBackend):
         if problem.dtype == torch.bfloat16 and triton.interpreted():
             return "Triton's interpreter multiplies bfloat16 wrongly; float32 and float16 are right"
         if problem.activation not in ACTIVATIONS:
-            return f"no activation {problem.activation!r}"
+            return _no_activation(problem)
         if problem.quantised:
             if problem.weight_dtype != _FP8:
                 return f"matrices of {_name(problem.weight_dtype)}"
@@ -100,7 +104,7 @@ class GroupedBackend(MoEBackend):
         if problem.quantised:
             return f"matrices of {_name(problem.weight_dtype)}"
         if problem.activation not in ACTIVATIONS:
-            return f"no activation {problem.activation!r}"
+            return _no_activation(problem)
         allowed: tuple[torch.dtype, ...] = (torch.bfloat16,)
         if problem.device_type == "cpu":
             allowed = (torch.bfloat16, torch.float16, torch.float32)
@@ -130,8 +134,12 @@ class NativeBackend(MoEBackend):
 
     @classmethod
     def why_not(cls, problem: MoEProblem) -> str:
-        """Say no only for an activation that it does not know."""
-        return "" if problem.activation in ACTIVATIONS else f"no activation {problem.activation!r}"
+        """Say no only for an activation that it does not know, and for dtypes that nothing computes with."""
+        if not problem.dtype.is_floating_point or problem.dtype.itemsize < 2:
+            return f"rows of {_name(problem.dtype)}"
+        if problem.quantised and (not problem.weight_dtype.is_floating_point or problem.weight_dtype.itemsize > 1):
+            return f"matrices of {_name(problem.weight_dtype)} for rows of {_name(problem.dtype)}"
+        return "" if problem.activation in ACTIVATIONS else _no_activation(problem)
 
     @classmethod
     def apply(cls, problem: MoEProblem, given: ExpertInputs) -> torch.Tensor:

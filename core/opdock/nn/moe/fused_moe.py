@@ -187,6 +187,13 @@ class FusedMoE(PluggableLayer):
                 why=f"Rows are (tokens, {self.hidden_size}), logits (tokens, {self.routing.num_experts}).",
                 remedy="give each token its row and a logit for every expert.",
             )
+        stored = self._parameters["w13_weight"]
+        if stored is not None and stored.dtype.itemsize > 1 and hidden_states.dtype != stored.dtype:
+            raise ConfigError(
+                f"Rows of {hidden_states.dtype} do not fit experts of {stored.dtype}.",
+                who=self.prefix,
+                remedy="give rows of the layer's dtype, or build it with params_dtype of the rows.",
+            )
         out = self._experts(hidden_states, router_logits)
         if self.shared_experts is not None and self.ep_rank == 0:
             shared = self.shared_experts(hidden_states)

@@ -91,6 +91,6 @@ def select(
             "No MoE backend can serve this layer.",
             who=layer,
             why=[f"{v.name}: {v.reason}" for v in verdicts],
-            remedy="use another dtype or platform, or register a backend that can.",
+            remedy="change what the last reason names, or register a backend that can.",
         )
     return Selection(chosen, tuple(verdicts))
