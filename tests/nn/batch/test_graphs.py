@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import opdock
+from opdock.errors import ConfigError
 from opdock.nn.batch import Batch, ReplayedGeneration, runner
 from opdock.nn.batch.graphs import bucket_sizes
 from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
@@ -154,3 +155,11 @@ def test_one_text_with_replays_is_the_same_text(loaded: LoadedModel, prompt: int
     assert found.prompt_tokens == prompt and found.finish_reason is None
     assert list(found) == list(expected) and list(found) == []
     assert (found.new_tokens, found.finish_reason) == (expected.new_tokens, expected.finish_reason)
+
+
+def test_a_text_that_is_refused_lets_go_of_the_model(loaded: LoadedModel) -> None:
+    """Also while its error is kept, as a debugger or a notebook does."""
+    with pytest.raises(ConfigError, match="token id") as kept:
+        ReplayedGeneration(loaded.model, [320], capture=Rerun())
+    Batch(loaded.model, max_requests=1, max_len=32).close()
+    assert kept.value.__traceback__ is not None

@@ -46,7 +46,11 @@ class ReplayedGeneration(Iterator[int]):
         self.finish_reason: FinishReason | None = None
         longest = len(tokens) + max(max_tokens, 1) + 1  # one more than asked for: only the model's context ends it
         self._batch = Batch(model, max_requests=1, max_len=longest, graphs=True, capture=capture)
-        self._batch.add(tokens, sampling, max_tokens=max_tokens, stop_tokens=stop_tokens)
+        try:
+            self._batch.add(tokens, sampling, max_tokens=max_tokens, stop_tokens=stop_tokens)
+        except BaseException:  # whoever keeps the error keeps this object
+            self._batch.close()
+            raise
 
     def __next__(self) -> int:
         """Return the next token; StopIteration once ``finish_reason`` is set."""
