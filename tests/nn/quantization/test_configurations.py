@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import pytest
@@ -189,6 +190,22 @@ def test_a_list_that_is_null_does_not_hide_the_other_one() -> None:
     """Tools write the same list under two names, and leave one null."""
     described = {"quant_method": "fp8", "ignored_layers": None, "modules_to_not_convert": ["mlp"]}
     assert Fp8Config.from_config(described).ignored == ["mlp"]
+
+
+@pytest.mark.parametrize(
+    ("lists", "listed"),
+    [
+        (Fp8Config(ignored_layers=["lm_head", "re:.*gate"]), "lm_head, re:.*gate"),
+        (GPTQConfig.from_config({**GPTQ, "modules_in_block_to_quantize": ["mlp.up_proj"]}), "mlp.up_proj"),
+        (CompressedTensorsConfig.from_config({**_packed(), "ignore": ["lm_head"]}), "lm_head"),
+    ],
+)
+def test_a_layer_without_a_prefix_is_refused_where_layers_are_listed(lists: Any, listed: str) -> None:
+    """It could not be found in the list, and would be quantised though it is in it."""
+    with pytest.raises(ConfigError, match=rf"without a prefix[\s\S]*lists {re.escape(listed)}\n[\s\S]*prefix="):
+        ReplicatedLinear(64, 64, False, quant_config=lists)
+    for alike in (Fp8Config(), GPTQConfig.from_config(GPTQ), CompressedTensorsConfig.from_config(_packed())):
+        ReplicatedLinear(64, 64, False, quant_config=alike)
 
 
 @pytest.mark.parametrize(

@@ -309,3 +309,19 @@ def test_a_method_that_cannot_be_made_while_loading_is_refused_with_the_checkpoi
     assert str(folder / "config.json") in "\n".join(caught.value.who)
     assert caught.value.why
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["qkv_proj", "re:.*qkv_proj", "model.layers.0.self_attn.qkv_proj"])
+def test_a_fused_layer_is_ignored_by_its_own_name(packed: Any, loaded: Any, logits: Any, name: str) -> None:
+    """The checkpoint holds its parts as they are; the model and the header are compared by the same answer."""
+    folder, reference = packed(_gptq, {**GPTQ, "modules_to_not_convert": [name]})
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for part in [n[:-8] for n in tensors if n.endswith(("q_proj.qweight", "k_proj.qweight", "v_proj.qweight"))]:
+            if "layers.0" in part or "layers" not in name:
+                for last in ("qweight", "qzeros", "scales", "g_idx"):
+                    del tensors[f"{part}.{last}"]
+                tensors[f"{part}.weight"] = reference.get_submodule(part).weight.detach().clone()
+
+    _edit(folder, change)
+    torch.testing.assert_close(logits(loaded(folder)), logits(reference), atol=2e-5, rtol=2e-5)

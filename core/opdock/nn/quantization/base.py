@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from opdock.errors import ConfigError
 from opdock.nn.quantization import fields
 from opdock.nn.quantization.config import QuantizationConfig
 from opdock.nn.quantization.fields import FLOATS
@@ -57,12 +58,27 @@ class LinearConfig(QuantizationConfig):
         """Return the method of a layer that is not ignored."""
         raise NotImplementedError(f"{type(self).__name__}.linear_method")
 
+    def listed_layers(self) -> list[str]:
+        """Return the names in the configuration that layers are looked up by; none: all layers are alike."""
+        return self.ignored
+
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Return the method of a linear layer, None for any other."""
         from opdock.nn.layers.linear import LinearBase
 
         if not isinstance(layer, LinearBase):
             return None
+        listed = [] if prefix else self.listed_layers()
+        if listed:
+            raise ConfigError(
+                "A linear layer without a prefix cannot be found in the lists of a quantisation configuration.",
+                who=[
+                    f"{type(self).__module__}.{type(self).__qualname__}",
+                    f"{type(layer).__name__} of {layer.input_size} inputs and {layer.output_size} outputs",
+                ],
+                why=f"it lists {', '.join(listed[:4])}{', ...' if len(listed) > 4 else ''}",
+                remedy='give the layer its path in the model: prefix="model.layers.0.mlp.down_proj".',
+            )
         if is_layer_ignored(prefix, self.ignored, self.packed_modules_mapping, anywhere=self.ignored_anywhere):
             return UnquantizedLinearMethod()
         return self.linear_method(prefix)

@@ -67,6 +67,11 @@ class CompressedTensorsConfig(LinearConfig):
             )
         return cls(list(groups.values()), fields.names(config, "ignore"), str(config.get("format") or ""))
 
+    def listed_layers(self) -> list[str]:
+        """Return the names of layers that stay as they are, and those that groups aim at."""
+        targets = [target for group in self.groups for target in fields.names(group, "targets")]
+        return [*self.ignored, *(target for target in targets if not _is_class(target))]
+
     def linear_method(self, prefix: str) -> LinearMethodBase:
         """Return the method of the group that a layer is in; layers in none stay as they are."""
         chosen = {part: self._group(part) for part in parts_of(prefix, self.packed_modules_mapping)}

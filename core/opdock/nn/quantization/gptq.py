@@ -78,6 +78,10 @@ class GPTQConfig(LinearConfig):
             only=_only(config.get("modules_in_block_to_quantize")),
         )
 
+    def listed_layers(self) -> list[str]:
+        """Return the names of layers that stay as they are, or of those that do not."""
+        return [*self.ignored, *(self.only or ())]
+
     def linear_method(self, prefix: str) -> LinearMethodBase:
         """Return the method of one layer."""
         if self.only is not None:
