@@ -41,6 +41,14 @@ def test_ops_that_do_not_run_are_not_warned_about(words: list[str]) -> None:
     assert done.returncode == 0 and done.stdout and not done.stderr
 
 
+@pytest.mark.parametrize("op", ["fused_moe", "multi_head_latent_attention"])
+def test_every_op_class_can_be_explained_and_switched(op: str) -> None:
+    """Also one that this model does not have."""
+    assert op in opdock("explain", op).stdout
+    done = opdock("generate", "no-such-model", "-p", "x", "--compilation-config", f'{{"custom_ops": ["all", "-{op}"]}}')
+    assert done.returncode == 1 and "no-such-model" in done.stderr and op not in done.stderr
+
+
 def test_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """The help goes to stderr."""
     assert cli.main([]) == 2

@@ -45,12 +45,11 @@ def run(args: argparse.Namespace) -> int:
             "--tokens belongs to --compiled and --coverage.", remedy="--shape TOKENSxHIDDEN gives an op's input."
         )
     shape, dtype = options.shape_of(args.shape), options.dtype_of(args.dtype)
-    import opdock.nn.attention
-    import opdock.nn.layers
-    import opdock.nn.moe  # noqa: F401 - all register op classes
     from opdock.cli import render
     from opdock.explain import explain
+    from opdock.nn import op_classes
 
+    op_classes.register_all()
     report = explain(args.op, shape=shape, dtype=dtype, config=config)
     if args.html is not None:
         # a class may be named by its own name; the report has the op's

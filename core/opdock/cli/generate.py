@@ -102,8 +102,9 @@ def _put_mode(config: OpdockConfig, mode: str | None) -> None:
 
 
 def _import_layers() -> None:
-    import opdock.nn.attention
-    import opdock.nn.layers  # noqa: F401 - both register op classes
+    from opdock.nn import op_classes
+
+    op_classes.register_all()
 
 
 def _refuse_unknown_switches(config: OpdockConfig) -> None:
