@@ -42,3 +42,41 @@ def test_the_backend_without_a_fault_passes(tmp_path: Path, monkeypatch: pytest.
     """Else a case would fail for another reason than its own."""
     found = _attention(tmp_path, attention_package.FILES, monkeypatch)
     assert {status for status, _ in found.values()} == {"passed"}, found
+
+
+_ELSEWHERE = """
+
+@register_backend("FAR_ATTN")
+class FarBackend(GoodBackend):
+    @staticmethod
+    def get_name():
+        return "FAR_ATTN"
+
+    @classmethod
+    def why_not_here(cls, device_type):
+        return "its library is not installed"
+
+    @classmethod
+    def validate_configuration(cls, config, device_capability=None):
+        return ["its library is not installed"]
+"""
+
+
+def test_a_backend_that_says_why_it_is_not_here_is_not_run_and_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one over a library that is not installed."""
+    files = {**attention_package.FILES, "attention.py": attention_package.ATTENTION + _ELSEWHERE}
+    status, message = _attention(tmp_path, files, monkeypatch)["attention.values"]
+    assert status == "passed", message
+    assert "FAR_ATTN: not run, its library is not installed" in message
+    assert "GOOD_ATTN: " in message
+
+
+def test_where_no_backend_is_here_nothing_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no pass."""
+    far = "\n    @classmethod\n    def why_not_here(cls, device_type):\n        return 'no such chip'\n"
+    files = {**attention_package.FILES, "attention.py": attention_package.ATTENTION + far}
+    status, message = _attention(tmp_path, files, monkeypatch)["attention.values"]
+    assert status == "not run", message
+    assert "GOOD_ATTN: not run, no such chip" in message

@@ -121,8 +121,8 @@ class LibraryBackend(AttentionBackend):
 
     @classmethod
     def why_not_here(cls, device_type: str) -> str | None:
-        """Return why it does not run on devices of this type."""
-        return None if device_type == "cuda" else f"no kernels for {device_type} tensors"
+        """Return why it does not run on devices of this type: the library is for others, or not there."""
+        return (cls.library.why_not() or None) if device_type == "cuda" else f"no kernels for {device_type} tensors"
 
     @classmethod
     def validate_configuration(
@@ -134,7 +134,7 @@ class LibraryBackend(AttentionBackend):
         for reason in super().validate_configuration(config, device_capability):
             more = cls.because.get(reason)
             reasons.append(f"{reason}: {more}" if more else reason)
-        return reasons
+        return list(dict.fromkeys(reasons))
 
 
 def lens_of(step: AttentionMetadata) -> tuple[list[int], list[int]]:

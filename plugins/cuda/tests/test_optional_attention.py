@@ -55,6 +55,17 @@ def test_a_library_that_is_not_installed_or_too_old_is_named_with_what_pip_insta
     assert Library("pytest", "pytest", (1, 0)).why_not() == ""
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_its_library_a_backend_is_not_here_and_says_so_once(
+    backend: type[LibraryBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = Library("nothing", "opdock-has-no-such-library", (2, 1))
+    monkeypatch.setattr(backend, "library", absent)
+    assert backend.why_not_here("cuda") == absent.why_not()
+    assert backend.why_not_here("cpu") == "no kernels for cpu tensors"
+    assert backend.validate_configuration(FITS[backend], HOPPER).count(absent.why_not()) == 1
+
+
 def test_a_library_that_cannot_be_imported_is_one_error_that_names_the_layer() -> None:
     with pytest.raises(UnsupportedError, match=r"opdock_no_module cannot be imported.\n  layer model.3\n  ModuleNot"):
         Library("opdock_no_module", "opdock-no-module", (1,)).load("model.3")

@@ -249,7 +249,8 @@ def _reasons_of(
     """Return the reasons that a backend gives against itself; what it raises is one."""
     try:
         absent = None if device_type is None else cls.why_not_here(device_type)
-        return [absent] if absent else list(cls.validate_configuration(config, capability))
+        fits = cls.validate_configuration(config, capability)
+        return list(dict.fromkeys([absent, *fits] if absent else fits))
     except Exception as err:  # noqa: BLE001 - likewise
         return [f"asked whether it fits, it raised {_in_words(err)}"]
 

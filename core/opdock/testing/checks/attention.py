@@ -38,10 +38,14 @@ def loads(kit: Kit, subject: str) -> str:
 @check("attention.values", needs=("attention.loads", "platform.dtypes_compute"))
 def values(kit: Kit, subject: str) -> str:
     """Every attention backend agrees with float64: permuted blocks, NaN in unwritten slots, padding, all features."""
+    from opdock.nn.attention import registry
     from opdock.testing.attention_cases import TOLERANCES, cases, judge
 
-    device, platform, told = kit.require_device(), kit.require_platform(), []
+    device, platform, told, absent = kit.require_device(), kit.require_platform(), list[str](), list[str]()
     for name in _names(kit):
+        if why := registry.backend_class(name).why_not_here(platform.device_type):
+            absent.append(f"{name}: not run, {why}")
+            continue
         served = refused = 0
         for dtype in platform.supported_dtypes:
             if dtype not in TOLERANCES or dtype not in DEFAULT_TOLERANCES:
@@ -68,4 +72,6 @@ def values(kit: Kit, subject: str) -> str:
                 remedy="take at least plain attention with one of these head sizes.",
             )
         told.append(f"{name}: {served} cases, {refused} refused")
-    return "; ".join(told)
+    if not told:
+        raise CannotRun("; ".join(absent))
+    return "; ".join([*told, *absent])
