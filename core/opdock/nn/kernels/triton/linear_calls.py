@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.library import Library
 
 from opdock.nn.kernels.triton import interpreted
+from opdock.nn.kernels.triton.dependent import can_depend, launch_dependent
 from opdock.nn.kernels.triton.gemm_int4 import int4_linear as int4_kernel
 from opdock.nn.kernels.triton.gemm_int4_row import int4_row
 from opdock.nn.kernels.triton.launch import launch
-from opdock.nn.kernels.triton.dependent import can_depend, launch_dependent
 from opdock.nn.kernels.triton.linear_scaled import scaled_linear as scaled_kernel
 from opdock.nn.kernels.triton.linear_tuning import (
     INVARIANT_INT4,
