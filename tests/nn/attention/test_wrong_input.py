@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +117,20 @@ def test_blocks_are_copied_in_all_layers_or_in_none() -> None:
 def test_a_number_of_blocks_below_0_is_refused() -> None:
     with pytest.raises(ConfigError, match="-1 blocks cannot be allocated"):
         BlockAllocator(4).allocate(-1)
+
+
+@pytest.mark.parametrize("backend", ["NATIVE", "SDPA"])
+@pytest.mark.parametrize("length", [33, 1])
+def test_a_step_made_by_hand_whose_lengths_do_not_fit_is_refused(backend: str, length: int) -> None:
+    """More positions than blocks, or fewer than new tokens: other keys would be read, or none."""
+    layer = Attention(4, 16, 0.25, 2, prefix="layers.0.attn", attn_backend=backend)
+    cache = PagedKVCache({"layers.0.attn": layer}, num_blocks=4)
+    cache.bind()
+    step = AttentionMetadata.build(query_lens=[2], seq_lens=[20], block_tables=[[0, 1]], block_size=16)
+    wrong = replace(step, seq_lens=torch.tensor([length], dtype=torch.int32))
+    words = rf"2 new tokens and {length} positions[\s\S]*layers.0.attn"
+    with set_forward_context(wrong, cache), pytest.raises(ConfigError, match=words):
+        layer(torch.randn(2, 64), torch.randn(2, 32), torch.randn(2, 32))
 
 
 def test_slots_counted_in_blocks_of_another_size_name_the_layer() -> None:

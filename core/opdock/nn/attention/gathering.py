@@ -7,15 +7,29 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from opdock.errors import ConfigError
 from opdock.nn.attention.metadata import AttentionMetadata
 
 
-def requests_of(metadata: AttentionMetadata) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (request, first row, row behind the last, positions) of each request that has rows."""
-    starts = metadata.query_start_loc.tolist()
+def requests_of(metadata: AttentionMetadata, block_size: int, layer_name: str) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (request, first row, row behind the last, positions) of each request that has rows.
+
+    Raises: ConfigError, with the layer's name, for a request with more positions than its blocks hold, or fewer than it
+        has rows; none at all are a request that is not there.
+    """
+    starts, width = metadata.query_start_loc.tolist(), metadata.block_table.shape[1]
     for request, total in enumerate(metadata.seq_lens.tolist()):
-        if starts[request + 1] > starts[request]:
-            yield request, starts[request], starts[request + 1], total
+        new = starts[request + 1] - starts[request]
+        if new <= 0:
+            continue
+        if total > width * block_size or 0 < total < new:
+            raise ConfigError(
+                f"Request {request} of the step has {new} new tokens and {total} positions.",
+                who=f"layer {layer_name}",
+                why=f"Its block table has {width} blocks of {block_size}, and its new tokens are positions too.",
+                remedy="AttentionMetadata.build makes a step whose numbers fit each other.",
+            )
+        yield request, starts[request], starts[request + 1], total
 
 
 def gather(

@@ -31,7 +31,7 @@ class NativeImpl(AttentionImpl):
         output.zero_()
         by_formula = attend_by_rows if self.spec.batch_invariant else attend
         layer, wide = self.layer, torch.promote_types(query.dtype, torch.float32)
-        for request, start, end, total in requests_of(metadata):
+        for request, start, end, total in requests_of(metadata, key_cache.shape[1], layer.prefix):
             k = gather(key_cache, metadata.block_table, request, total, layer.k_scale, wide)
             v = gather(value_cache, metadata.block_table, request, total, layer.v_scale, wide)
             output[start:end] = by_formula(

@@ -30,7 +30,7 @@ class SdpaImpl(AttentionImpl):
     ) -> None:
         """Gather each request's keys and values, and attend to them."""
         output.zero_()
-        for request, start, end, total in requests_of(metadata):
+        for request, start, end, total in requests_of(metadata, key_cache.shape[1], self.layer.prefix):
             if not total:
                 continue
             k = gather(key_cache, metadata.block_table, request, total, self.layer.k_scale, query.dtype)
