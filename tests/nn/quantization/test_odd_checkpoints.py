@@ -294,9 +294,9 @@ def test_a_scale_that_is_no_number_is_refused_with_the_tensors_name(packed: Any,
     assert str(folder) in str(caught.value)
 
 
-@pytest.mark.parametrize("wanted", ["fp9", "gptq", "fp8"])
-def test_a_method_that_cannot_be_made_while_loading_is_refused_with_the_checkpoint(packed: Any, wanted: str) -> None:
-    """Unknown, a tool's, or on top of another one."""
+@pytest.mark.parametrize("wanted", ["fp9", "gptq", "fp8", 8])
+def test_a_method_that_cannot_be_made_while_loading_is_refused_with_the_checkpoint(packed: Any, wanted: Any) -> None:
+    """Unknown, a tool's, on top of another one, or nothing of the kind."""
     from opdock.errors import OpdockError
     from opdock.nn.loading import load_model
 
@@ -307,6 +307,7 @@ def test_a_method_that_cannot_be_made_while_loading_is_refused_with_the_checkpoi
     with pytest.raises(OpdockError) as caught:
         load_model(folder, quantization=wanted)
     assert str(folder / "config.json") in "\n".join(caught.value.who)
+    assert repr(wanted).strip("'") in str(caught.value).lower()
     assert caught.value.why
     assert caught.value.remedy
 

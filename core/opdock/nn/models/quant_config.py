@@ -106,6 +106,14 @@ def ready(config: QuantizationConfig) -> QuantizationConfig:
     Raises: ConfigError if the platform does not support the method; UnsupportedError if its compute capability is
         too low.
     """
+    given: object = config
+    if not isinstance(given, QuantizationConfig):
+        raise ConfigError(
+            f"{given!r} is no quantisation method.",
+            who=f"{type(given).__module__}.{type(given).__qualname__}",
+            why="A method is given by its name, or as a QuantizationConfig.",
+            remedy=suggest(str(given), quantization_methods()),
+        )
     if not hasattr(config, "packed_modules_mapping"):
         raise ConfigError(
             f"{type(config).__module__}.{type(config).__qualname__} has no packed_modules_mapping.",

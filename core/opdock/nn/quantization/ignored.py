@@ -30,7 +30,7 @@ def all_or_none(prefix: str, packed: Mapping[str, Sequence[str]], test: Callable
             f"Only some parts of the fused layer {prefix!r} are {what}.",
             who=f"layer {prefix}",
             why=[f"{what}:  {yes}", f"not:  {no}"],
-            remedy="quantise the model again with all parts of a fused layer alike.",
+            remedy="list all parts of a fused layer or none, and quantise the model so.",
         )
     return all(found)
 
