@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import opdock
-from opdock.errors import ConfigError, UnknownNameError, UnsupportedError
+from opdock.errors import ConfigError, RegistrationError, UnknownNameError, UnsupportedError
 from opdock.nn.attention import (
     Attention,
     AttentionBackend,
@@ -245,6 +245,29 @@ def test_bfloat16_is_not_left_to_tritons_interpreter(monkeypatch: pytest.MonkeyP
     assert select(narrow).get_name() == "SDPA"
     with pytest.raises(UnsupportedError, match="interpreter multiplies bfloat16 wrongly"):
         select(narrow, backend="TRITON_ATTN")
+
+
+class Computeless(NativeAttentionBackend):
+    """Its impl is none."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "COMPUTELESS_ATTN"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        return dict
+
+
+@pytest.mark.usefixtures("taken_back")
+def test_a_backend_that_computes_nothing_is_an_error_with_the_layer_when_its_cache_is_bound() -> None:
+    """And the layer is as before."""
+    register_backend("COMPUTELESS_ATTN")(Computeless)
+    layer = Attention(4, 40, 1.0, prefix="layers.3.attn", attn_backend="COMPUTELESS_ATTN")
+    cache = PagedKVCache({"layers.3.attn": layer}, num_blocks=1)
+    with pytest.raises(RegistrationError, match=r"COMPUTELESS_ATTN returns <class 'dict'>[\s\S]*layer layers.3.attn"):
+        cache.bind()
+    assert layer.served_by == "contiguous"
 
 
 def test_backends_behind_the_first_that_fits_are_not_imported() -> None:

@@ -247,3 +247,36 @@ def test_rows_of_another_dtype_than_the_experts_are_refused_with_the_layers_name
     with pytest.raises(ConfigError, match=r"Rows of torch.bfloat16 do not fit experts of torch.float32[\s\S]*layers.3"):
         made(x.bfloat16(), logits)
     assert made.bfloat16()(x.bfloat16(), logits).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("taken_back")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x.double(), "torch.float64"),
+        (lambda x: x[:, :-1], r"\(3, \d+\)"),
+        (lambda x: x.t().contiguous().t(), "strides"),
+        (lambda x: x, "the rows themselves"),
+        (lambda x: None, "NoneType"),
+    ],
+    ids=["dtype", "shape", "strides", "same", "nothing"],
+)
+def test_what_a_package_returns_is_looked_at(change: Any, words: str, config: Any, *, compiled: bool) -> None:
+    """Compiled code would read the memory as something else."""
+
+    @register_moe_backend("careless")
+    class Careless(MoEBackend):
+        @classmethod
+        def why_not(cls, problem: MoEProblem) -> str:
+            return ""
+
+        @classmethod
+        def apply(cls, problem: MoEProblem, given: ExpertInputs) -> torch.Tensor:
+            return change(given.x)  # type: ignore[no-any-return]
+
+    made = layer(prefix="layers.3.mlp", moe_backend="careless")
+    call = torch.compile(made, backend="eager") if compiled else made
+    x, logits = torch.randn(3, HIDDEN), torch.randn(3, made.routing.num_experts)
+    with pytest.raises(RuntimeError, match=rf"'careless'[\s\S]*layer layers.3.mlp[\s\S]*Careless[\s\S]*{words}"):
+        call(x, logits)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opdock import context, env
-from opdock.errors import ConfigError
+from opdock.errors import ConfigError, RegistrationError
 from opdock.nn.attention import ops  # noqa: F401 - defines the torch ops
 from opdock.nn.attention.backend import AttentionBackend
 from opdock.nn.attention.dense import attend, attend_by_rows
@@ -165,9 +165,16 @@ class Attention(PluggableLayer):
                 remedy="allocate it for this layer.",
             )
         backend = self.check_cache(key_cache.dtype, key_cache.shape[1], dtype)
-        self.backend = backend
         spec = dataclasses.replace(self.spec, batch_invariant=env.batch_invariant())
-        self._impl = backend.get_impl_cls()(spec, self)
+        impl: object = backend.get_impl_cls()
+        if not (isinstance(impl, type) and issubclass(impl, AttentionImpl)):
+            raise RegistrationError(
+                f"get_impl_cls() of {backend.get_name()} returns {impl!r}, which computes nothing.",
+                who=[f"layer {self.prefix}", f"{backend.__module__}.{backend.__qualname__}"],
+                remedy="subclass opdock.nn.attention.AttentionImpl.",
+            )
+        self._impl = impl(spec, self)
+        self.backend = backend
         self.key_cache, self.value_cache = key_cache, value_cache
 
     def unbind_cache(self) -> None:
