@@ -48,8 +48,7 @@ def declares(cls: type) -> bool:
 def follow() -> None:
     """Let the IR ops follow the variable as it stands now: their calls read no environment."""
     for op in ir.registry.values():
-        if op.has_input_generator:  # collectives are for several ranks, and have none
-            op.current()
+        op.current()
 
 
 def refuse_compiled(model: nn.Module) -> None:

@@ -155,7 +155,7 @@ def test_a_quantised_product_of_torch_is_refused_when_the_model_is_built(
     with pytest.raises(UnsupportedError, match=r"linear layer 'model\.layers\.0\.self_attn\.q_proj'") as caught:
         load_model(folder, dtype=torch.float32, quantization="fp8")
     assert "NativeScaledLinear: VLLM_BATCH_INVARIANT=1, and it does not declare batch_invariant" in str(caught.value)
-    monkeypatch.delenv(env.VLLM_BATCH_INVARIANT)
+    monkeypatch.delenv(env.VLLM_BATCH_INVARIANT, raising=False)
     model = load_model(folder, dtype=torch.float32, quantization="fp8").model
     monkeypatch.setenv(env.VLLM_BATCH_INVARIANT, "1")
     message = _refused(model)
@@ -384,7 +384,7 @@ def test_a_scaled_sum_does_not_promise_it() -> None:
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("0", False), ("", False), (None, False)])
 def test_the_variable_is_read_as_it_stands(monkeypatch: pytest.MonkeyPatch, value: str | None, on: bool) -> None:
     """Whatever was imported before; nonsense is an error."""
-    monkeypatch.delenv(env.VLLM_BATCH_INVARIANT)
+    monkeypatch.delenv(env.VLLM_BATCH_INVARIANT, raising=False)
     assert not in_force()
     if value is not None:
         monkeypatch.setenv(env.VLLM_BATCH_INVARIANT, value)
@@ -392,3 +392,30 @@ def test_the_variable_is_read_as_it_stands(monkeypatch: pytest.MonkeyPatch, valu
     monkeypatch.setenv(env.VLLM_BATCH_INVARIANT, "maybe")
     with pytest.raises(ConfigError, match="neither on nor off"):
         in_force()
+
+
+def test_ops_follow_the_variable_when_a_text_begins_with_or_without_made_inputs(
+    invariant: Any, taken_back: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An op of a package has no generator of inputs; nothing is said of ops that do not run."""
+
+    def t_follows(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    op = ir.register_op(t_follows)
+
+    @op.register_impl("t_keeps", batch_invariant=True)
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        return x + 2
+
+    @op.register_impl("t_breaks")
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        return x + 3
+
+    op.set_default(["t_breaks", "t_keeps"])
+    model = invariant.model(invariant.small, torch.float32)
+    assert op(torch.zeros(())) == 3
+    monkeypatch.setenv(env.VLLM_BATCH_INVARIANT, "1")
+    with caplog.at_level(logging.WARNING, "opdock"):
+        generate(model, [1, 2])
+    assert op(torch.zeros(())) == 2 and not caplog.text
