@@ -201,3 +201,14 @@ def test_a_prompt_without_room_for_one_more_token_is_refused(folder: Path, num_t
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="missing"):
         covered(tmp_path / "missing")
+
+
+def test_a_product_with_4_bit_weights_by_the_native_kernel_is_native() -> None:
+    from opdock.nn.calls import _layer_call
+    from opdock.nn.layers import ReplicatedLinear
+    from opdock.nn.quantization import get_quantization_config
+
+    method = get_quantization_config("awq").from_config({"bits": 4, "group_size": 32, "zero_point": True})
+    with opdock.set_current_config():
+        call = _layer_call(ReplicatedLinear(64, 32, bias=False, quant_config=method, prefix="x"), "")
+    assert (call.method, call.native, call.distribution) == ("NativeInt4Linear", True, "")

@@ -174,7 +174,8 @@ def _layer_call(layer: OpClass, note: str) -> Call:
     config, platform = context.get_current_config().compilation_config, context.platform()
     why = choose_class(target or type(layer), config, platform).reason
     changed = target is not None and _changes(type(layer), target, method)
-    native = not changed and method.lower() in _PLAIN
+    kernel = getattr(getattr(layer, "quant_method", None), "kernel", None)
+    native = not changed and (method.lower() in _PLAIN or getattr(kernel, "backend", "") == "native")
     if native and target is None:
         why = why.replace("the in-tree class", "no package replaces it", 1)
     elif native:

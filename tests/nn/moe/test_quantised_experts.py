@@ -176,6 +176,19 @@ def test_experts_that_the_configuration_leaves_out_stay_as_they_are(
     assert torch.equal(layer.w2_weight[1], meant["model.layers.0.block_sparse_moe.experts.1.w2.weight"])
 
 
+def test_a_shared_expert_is_left_out_by_the_name_that_checkpoints_have_for_it(
+    config: Any, tmp_path: Path, mixtures: Callable[[str], tuple[Path, Any]]
+) -> None:
+    """``shared_expert`` in Qwen2's, where the model's own path says ``shared_experts``."""
+    folder, _ = mixtures("qwen2_moe")
+    meant = stored(folder, tmp_path, "tensor", leave=".shared_expert.", ignored_layers=["re:.*mlp\\.shared_expert\\."])
+    layer = next(m for m in loaded(tmp_path).modules() if isinstance(m, FusedMoE))
+    assert layer.w13_weight.dtype == torch.float8_e4m3fn
+    assert layer.shared_experts.down_proj.weight.dtype == torch.float32
+    name = "model.layers.0.mlp.shared_expert.down_proj.weight"
+    assert torch.equal(layer.shared_experts.down_proj.weight, meant[name])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -29,9 +29,10 @@ def build_mixture(config: ModelConfig, prefix: str) -> FusedMoE:
         raise ValueError("the configuration has no mixture")
     narrow = torch.get_default_dtype() in (torch.float16, torch.bfloat16)
     router_dtype = torch.float32 if mixture.float32_router and narrow else None
+    stored = f"{prefix.rpartition('.')[0]}.{mixture.block}"  # the path in checkpoints, whose lists name it
     shared = gate = None
     if mixture.shared_size:
-        shared = DecoderMLP(config, f"{prefix}.shared_experts", mixture.shared_size)
+        shared = DecoderMLP(config, f"{stored}.{mixture.names[3]}", mixture.shared_size)
     if mixture.shared_gate:
         gate = ReplicatedLinear(hidden, 1, bias=False, prefix=f"{prefix}.shared_expert_gate")
     return FusedMoE(
@@ -55,5 +56,5 @@ def build_mixture(config: ModelConfig, prefix: str) -> FusedMoE:
         shared_experts=shared,
         shared_expert_gate=gate,
         quant_config=config.quant_config,
-        checkpoint_names=[f"{prefix.rpartition('.')[0]}.{mixture.block}.experts.0.{n}" for n in mixture.names[:3]],
+        checkpoint_names=[f"{stored}.experts.0.{n}" for n in mixture.names[:3]],
     )
