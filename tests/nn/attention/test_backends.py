@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import opdock
 from opdock.errors import UnsupportedError
+from opdock.nn.attention import Attention, AttentionMetadata, PagedKVCache, set_forward_context
 from opdock.testing.attention_cases import AttentionCase, Step, cases, judge
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -30,6 +32,32 @@ def test_results_equal_the_formula(backend: str, block_size: int) -> None:
 def test_eight_thousand_positions_equal_the_formula(backend: str) -> None:
     case = AttentionCase((1, 2), (8192, 8191), heads=2, kv_heads=1, head_size=16)
     assert judge(case, backend, dtype=torch.float32, device="cpu") == ""
+
+
+@pytest.mark.parametrize("backend", ["NATIVE", "SDPA"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("new", [1, 3])
+def test_alibi_is_exact_where_scores_and_distances_balance(backend: str, dtype: torch.dtype, new: int) -> None:
+    """Every position has the weight of every other: rounded to 16 bits, the distances of 500 would be 2 apart."""
+    count, slope = 500, 0.5
+    with opdock.set_current_config():
+        layer = Attention(1, 16, 1.0, prefix="a", alibi_slopes=torch.tensor([slope]), attn_backend=backend)
+        cache = PagedKVCache({"a": layer}, num_blocks=32, dtype=dtype)
+        cache.bind()
+    query, key = torch.zeros(count, 16, dtype=dtype), torch.zeros(count, 16, dtype=dtype)
+    # slope * (count - j) as a sum of two numbers that 16 bits hold exactly
+    query[:, :2] = 1
+    score = slope * (count - torch.arange(count))
+    key[:, 0], key[:, 1] = score.floor().div(8).floor() * 8, score - score.floor().div(8).floor() * 8
+    value = torch.randn(count, 16).to(dtype)
+    tables = [list(range(32))]
+    for start, end in ((0, count - new), (count - new, count)):
+        step = AttentionMetadata.build(query_lens=[end - start], seq_lens=[end], block_tables=tables, block_size=16)
+        with set_forward_context(step, cache):
+            found = layer(query[start:end], key[start:end], value[start:end])
+    for row in range(new):
+        seen = value[: count - new + row + 1].double()
+        assert (found[row].double() - seen.mean(0)).abs().max() < 0.002
 
 
 @pytest.mark.parametrize("backend", ["NATIVE", "SDPA"])

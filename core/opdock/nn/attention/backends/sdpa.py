@@ -40,6 +40,9 @@ class SdpaImpl(AttentionImpl):
     def _one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of the last positions of one request."""
         spec, new, total = self.spec, query.shape[0], key.shape[0]
+        if self.layer.alibi_slopes is not None:  # a bias of 16 bits is a whole step of the scores off, far away
+            wide = torch.promote_types(query.dtype, torch.float32)
+            query, key, value = query.to(wide), key.to(wide), value.to(wide)
         q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
         if new == 1 and self.layer.alibi_slopes is None:
             # one row sees all keys, or the last of them; heads of a group are rows of one matrix
