@@ -17,6 +17,7 @@ from opdock.nn.attention import (
     set_forward_context,
     swap_blocks,
 )
+from opdock.nn.attention.paged_cache import CacheMemoryError
 
 pytestmark = pytest.mark.usefixtures("config")
 
@@ -85,6 +86,14 @@ def test_a_cache_binds_and_unbinds_a_model() -> None:
 
 def _two() -> dict[str, Attention]:
     return {name: Attention(4, 16, 0.25, 2, prefix=name) for name in ("first", "second")}
+
+
+def test_a_cache_without_memory_says_how_much_it_takes() -> None:
+    """As a batch of long contexts may; nothing is bound then."""
+    layers = _two()
+    with pytest.raises(CacheMemoryError, match=r"They take 4,194,304.0 GiB, 4.0 KiB for each[\s\S]*smaller max_len"):
+        PagedKVCache(layers, num_blocks=2**40, dtype=torch.float16)
+    assert layers["first"].served_by == "contiguous"
 
 
 def test_a_cache_that_one_layer_cannot_use_is_bound_to_none(monkeypatch: pytest.MonkeyPatch) -> None:

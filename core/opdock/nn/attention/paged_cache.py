@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from opdock.errors import ConfigError, OrderError, UnsupportedError
+from opdock.errors import ConfigError, OpdockError, OrderError, UnsupportedError
 
 if TYPE_CHECKING:
     from opdock.nn.attention.attention import Attention
@@ -32,6 +32,10 @@ KV_CACHE_DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
 """What a quantised cache may hold."""
+
+
+class CacheMemoryError(OpdockError, MemoryError):
+    """There is no memory for a paged cache; the message says how much it takes."""
 
 
 class BlockAllocator:
@@ -103,7 +107,7 @@ class PagedKVCache:
         device: None takes torch's default.
 
     Raises: ConfigError for sizes below 1 and a dtype that is none of a cache; UnsupportedError, naming the layer, if
-        no attention backend takes such a cache.
+        no attention backend takes such a cache; CacheMemoryError where there is no memory for it.
     """
 
     def __init__(
@@ -129,17 +133,33 @@ class PagedKVCache:
             raise ConfigError(what, remedy=f"use a dtype of torch: {', '.join(map(str, KV_CACHE_DTYPES))}.")
         wide = torch.get_default_dtype() if self.dtype in FP8_DTYPES else self.dtype
         self.model_dtype = wide if model_dtype is None else model_dtype
-        self.allocator = BlockAllocator(num_blocks)
         self.layers: Mapping[str, Attention] = MappingProxyType(dict(layers))
-        made: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, layer in layers.items():
+        for layer in layers.values():
             layer.check_cache(self.dtype, block_size, self.model_dtype)
-            shape = (num_blocks, block_size, layer.num_kv_heads, layer.head_size)
-            made[name] = (
-                torch.empty(shape, dtype=self.dtype, device=device),
-                torch.empty(shape, dtype=self.dtype, device=device),
-            )
-        self.tensors: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType(made)
+        self.tensors: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType(self._allocate(device))
+        self.allocator = BlockAllocator(num_blocks)
+
+    def _allocate(self, device: torch.device | str | None) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the tensors of each layer; CacheMemoryError, with the numbers, where there is no memory for them."""
+        made: dict[str, tuple[Tensor, Tensor]] = {}
+        try:
+            for name, layer in self.layers.items():
+                shape = (self.num_blocks, self.block_size, layer.num_kv_heads, layer.head_size)
+                key, value = (torch.empty(shape, dtype=self.dtype, device=device) for _ in range(2))
+                made[name] = key, value
+        except RuntimeError as err:
+            numbers = sum(2 * layer.num_kv_heads * layer.head_size for layer in self.layers.values())
+            block = numbers * self.block_size * self.dtype.itemsize
+            size = f"{self.num_blocks * block / 2**30:,.1f} GiB, {block / 2**10:,.1f} KiB for each block"
+            raise CacheMemoryError(
+                f"There is no memory for a cache of {self.num_blocks} blocks of {self.block_size} positions.",
+                why=[
+                    f"They take {size} in {len(self.layers)} layers of {self.dtype}.",
+                    str(err).strip().partition("\n")[0],
+                ],
+                remedy="use a smaller num_blocks; a batch takes fewer with a smaller max_len or max_requests.",
+            ) from err
+        return made
 
     @classmethod
     def for_model(
