@@ -12,10 +12,14 @@ import pytest
 import torch
 
 import opdock
-from opdock.errors import ConfigError
+from opdock.errors import ConfigError, UnsupportedError
+from opdock.nn.attention.backends.sdpa import SdpaAttentionBackend
 from opdock.nn.batch import Batch, ReplayedGeneration, runner
 from opdock.nn.batch.graphs import bucket_sizes
 from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
+from opdock.nn.loading import build_model
+from opdock.nn.models import ModelConfig
+from opdock.nn.models.facts import MixtureConfig
 
 
 class Rerun:
@@ -163,3 +167,24 @@ def test_a_text_that_is_refused_lets_go_of_the_model(loaded: LoadedModel) -> Non
         ReplayedGeneration(loaded.model, [320], capture=Rerun())
     Batch(loaded.model, max_requests=1, max_len=32).close()
     assert kept.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_backend_that_cannot_be_captured_is_refused_with_its_layer_when_the_batch_is_made(
+    experts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the platform has graphs; nothing is captured, and the model is free again."""
+    monkeypatch.setattr("opdock.nn.batch.batch.refuse_without_graphs", lambda _: None)
+    mixture = MixtureConfig(4, 2, 32, frozenset([1]))
+    config = ModelConfig(
+        architecture="LlamaForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=64, num_layers=2,
+        num_heads=2, num_kv_heads=1, head_dim=16, rms_norm_eps=1e-5, max_position=64, mixture=mixture,
+    )  # fmt: skip
+    with opdock.set_current_config(opdock.OpdockConfig(kernel_config=opdock.KernelConfig(moe_backend="native"))):
+        model = build_model(config, torch.float32, torch.device("cpu"))
+        if experts:
+            monkeypatch.setattr(SdpaAttentionBackend, "why_no_capture", lambda: None)
+        words = "layer model.layers.1.mlp[\\s\\S]*MoE backend native" if experts else "attention backend SDPA"
+        with pytest.raises(UnsupportedError, match=rf"cannot be captured[\s\S]*{words}[\s\S]*Remedy: leave graphs out"):
+            Batch(model, graphs=True)
+        Batch(model).close()

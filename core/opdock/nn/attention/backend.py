@@ -212,6 +212,11 @@ class AttentionBackend(ABC):
         return None
 
     @classmethod
+    def why_no_capture(cls) -> str | None:
+        """Return why steps with it cannot be captured in a graph of launches, or None."""
+        return None
+
+    @classmethod
     def validate_configuration(
         cls, config: AttentionSelectorConfig, device_capability: DeviceCapability | None = None
     ) -> list[str]:

@@ -41,7 +41,8 @@ class Batch:
 
     A context manager: leaving it closes the batch.
 
-    Raises: ConfigError for an impossible number; UnsupportedError for graphs where the platform has none; OrderError
+    Raises: ConfigError for an impossible number; UnsupportedError for graphs where the platform has none, or a
+        layer's backend, which it names, cannot be captured; OrderError
         while the model serves another batch; BatchInvarianceError, naming layer and op, where
         ``VLLM_BATCH_INVARIANT=1`` asks for what the model cannot promise.
     """

@@ -9,6 +9,7 @@ import torch
 
 from opdock import context
 from opdock.errors import UnsupportedError
+from opdock.nn.attention import Attention
 
 
 class Capture(Protocol):
@@ -39,6 +40,31 @@ def refuse_without_graphs(device: torch.device) -> None:
             why=reason,
             remedy="leave graphs out (--mode eager or --mode compiled).",
         )
+
+
+def refuse_uncaptured(model: torch.nn.Module) -> None:
+    """Raise UnsupportedError, with the layer's name, for a model whose backends cannot be captured.
+
+    Args:
+        model: with a paged cache bound.
+    """
+    from opdock.nn.moe import FusedMoE, moe_backends
+
+    for path, module in model.named_modules():
+        if isinstance(module, Attention) and module.backend is not None:
+            kind, served_by, reason = "attention", module.served_by, module.backend.why_no_capture()
+        elif isinstance(module, FusedMoE):
+            kind, served_by = "MoE", module.served_by
+            reason = moe_backends.get(served_by).why_no_capture()
+        else:
+            continue
+        if reason:
+            raise UnsupportedError(
+                "Decode steps of this model cannot be captured.",
+                who=[f"layer {module.prefix or path}", f"{kind} backend {served_by}"],
+                why=reason,
+                remedy="leave graphs out (--mode eager or --mode compiled), or ask for another backend.",
+            )
 
 
 class GraphCapture:

@@ -13,7 +13,7 @@ from opdock import context
 from opdock.errors import OrderError
 from opdock.nn.attention.forward_context import set_forward_context
 from opdock.nn.attention.paged_cache import PagedKVCache, attention_layers
-from opdock.nn.batch.capture import Capture, GraphCapture
+from opdock.nn.batch.capture import Capture, GraphCapture, refuse_uncaptured
 from opdock.nn.batch.forward import forward_of
 from opdock.nn.batch.graphs import DecodeGraphs
 from opdock.nn.batch.inputs import step_inputs
@@ -82,7 +82,8 @@ class Runner:
         capture: what makes a graph of a step; None takes the device's.
         cache_dtype: of keys and values; None takes the model's.
 
-    Raises: OrderError while the model serves another batch; BatchInvarianceError for a model that cannot promise what
+    Raises: OrderError while the model serves another batch; UnsupportedError, with the layer, for graphs of a model
+        with a backend that cannot be captured; BatchInvarianceError for a model that cannot promise what
         ``VLLM_BATCH_INVARIANT=1`` asks for.
     """
 
@@ -119,6 +120,8 @@ class Runner:
             try:
                 if self.invariant:
                     require(model, self.cache)
+                if graphs and capture is None:
+                    refuse_uncaptured(model)
                 if graphs:
                     self._graphs = DecodeGraphs(
                         self._forward,

@@ -101,6 +101,11 @@ class MoEBackend(ABC):
         """Return why the backend cannot serve the problem, "" if it can; it reads no tensor and has no memory."""
 
     @classmethod
+    def why_no_capture(cls) -> str | None:
+        """Return why steps with it cannot be captured in a graph of launches, or None."""
+        return None
+
+    @classmethod
     def route(
         cls, problem: MoEProblem, logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:

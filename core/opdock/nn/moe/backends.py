@@ -145,3 +145,8 @@ class NativeBackend(MoEBackend):
     def apply(cls, problem: MoEProblem, given: ExpertInputs) -> torch.Tensor:
         """Run the definition."""
         return fused_experts(*given[:5], problem.activation, *given[5:], by_row=problem.batch_invariant)
+
+    @classmethod
+    def why_no_capture(cls) -> str | None:
+        """Return that the host asks the device."""
+        return "The host reads from the device which experts are chosen, in each step."

@@ -74,3 +74,8 @@ class NativeAttentionBackend(AttentionBackend):
     def supports_features(cls, *, alibi: bool, soft_cap: bool) -> str | None:
         """Return None: all."""
         return None
+
+    @classmethod
+    def why_no_capture(cls) -> str | None:
+        """Return that the host asks the device."""
+        return "The host reads the lengths of the requests from the device, in each step."

@@ -106,3 +106,8 @@ class SdpaAttentionBackend(AttentionBackend):
     def supports_features(cls, *, alibi: bool, soft_cap: bool) -> str | None:
         """Return what is missing: the soft cap."""
         return "logits soft cap not supported" if soft_cap else None
+
+    @classmethod
+    def why_no_capture(cls) -> str | None:
+        """Return that the host asks the device."""
+        return "The host reads the lengths of the requests from the device, in each step."
