@@ -13,8 +13,7 @@ import torch
 import opdock
 from opdock.errors import ConfigError, OrderError, UnknownNameError, UnsupportedError
 from opdock.nn.attention import PagedKVCache
-from opdock.nn.batch import Batch, runner
-from opdock.nn.batch.request import DrawError
+from opdock.nn.batch import Batch, DrawError, runner
 from opdock.nn.generation import LoadedModel, SamplingParams, generate, load_model
 
 COUNT = 12
