@@ -110,6 +110,37 @@ def test_no_gradient_mode_leaks_out_of_a_step(loaded: LoadedModel) -> None:
     assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("where", ["forward", "compute_logits"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=0.9, seed=5)], ids=["greedy", "drawn"]
+)
+def test_a_token_that_failed_can_be_asked_for_again(
+    loaded: LoadedModel, where: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the layers too, when the cache holds its position already."""
+    sampling = SamplingParams(temperature=temperature, seed=5)
+    expected = list(generate(loaded.model, [5, 6, 7], sampling, max_tokens=8))
+    original, calls = getattr(loaded.model, where), [0]
+
+    def sometimes(*args: Any) -> Any:
+        calls[0] += 1
+        made = original(*args)
+        if calls[0] in (1, 4, 5):
+            raise MemoryError
+        return made
+
+    monkeypatch.setattr(loaded.model, where, sometimes)
+    text, made, failures = generate(loaded.model, [5, 6, 7], sampling, max_tokens=8), [], 0
+    while text.finish_reason is None:
+        try:
+            token = next(text)
+        except MemoryError:
+            failures += 1
+            continue
+        made.append(token)
+    assert made == expected and failures == 3
+
+
 def test_smollm2_answers(loaded_smollm2: LoadedModel) -> None:
     """The demo's question."""
     ids = loaded_smollm2.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])

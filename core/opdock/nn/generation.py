@@ -11,7 +11,7 @@ from opdock import context
 from opdock.errors import ConfigError
 from opdock.nn.invariant import follow, in_force, refuse_compiled
 from opdock.nn.loading import LoadedModel, load_model
-from opdock.nn.sampling import SamplingParams, make_generator, sample
+from opdock.nn.sampling import SamplingParams, make_generator, remember, sample
 
 if TYPE_CHECKING:
     from opdock.nn.models.config import ModelConfig
@@ -71,17 +71,23 @@ class Generation(Iterator[int]):
             self._generator = make_generator(sampling, device)
 
     def __next__(self) -> int:
-        """Return the next token; StopIteration once ``finish_reason`` is set."""
+        """Return the next token; StopIteration once ``finish_reason`` is set. After an error it can be asked again."""
         if self.finish_reason is not None:
             raise StopIteration
-        with self._inference():
-            start = self._cache.length
-            positions = self._positions[start : start + self._input.shape[0]]
-            hidden = self._model(self._input, positions, self._cache)
-            logits = self._model.compute_logits(hidden[-1:])
-            following = sample(logits, self._sampling, self._generator)
-            self._input = following
-            token = int(following)
+        start = self._cache.length
+        put_back = remember((self._generator,))
+        try:
+            with self._inference():
+                positions = self._positions[start : start + self._input.shape[0]]
+                hidden = self._model(self._input, positions, self._cache)
+                logits = self._model.compute_logits(hidden[-1:])
+                following = sample(logits, self._sampling, self._generator)
+                token = int(following)
+        except BaseException:
+            self._cache.length = start
+            put_back()
+            raise
+        self._input = following
         if token in self._stop:
             self._finish("stop")
             raise StopIteration

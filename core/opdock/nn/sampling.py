@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +59,21 @@ def make_generator(params: SamplingParams, device: torch.device) -> torch.Genera
     else:
         generator.manual_seed(params.seed)
     return generator
+
+
+def remember(generators: Iterable[torch.Generator | None]) -> Callable[[], None]:
+    """Return a function that puts random generators back to where they are now, where their device can do that."""
+    states = []
+    for generator in generators:
+        if generator is not None:
+            with contextlib.suppress(RuntimeError):  # NotImplementedError too
+                states.append((generator, generator.get_state()))
+
+    def put_back() -> None:
+        for generator, state in states:
+            generator.set_state(state)
+
+    return put_back
 
 
 def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -20,7 +20,7 @@ from opdock.nn.batch.inputs import step_inputs
 from opdock.nn.batch.invariance import require
 from opdock.nn.batch.request import DrawError, Part, Request
 from opdock.nn.invariant import follow, in_force
-from opdock.nn.sampling import sample
+from opdock.nn.sampling import remember, sample
 
 if TYPE_CHECKING:
     from opdock.nn.models.decoder import CausalDecoder
@@ -172,16 +172,14 @@ class Runner:
     def _choose(self, parts: Sequence[Part], tokens: torch.Tensor, logits: torch.Tensor, *, replayed: bool) -> Flight:
         """Overwrite the greedy tokens where another is to be drawn, and send them to the host."""
         drawing = [(row, part.request) for row, part in enumerate(parts) if not part.request.sampling.greedy]
-        sources = [request.generator for _, request in drawing if request.generator is not None]
-        states = [source.get_state() for source in sources]
+        put_back = remember(request.generator for _, request in drawing)
         try:
             for row, request in drawing:
                 with _naming(request):
                     tokens[row : row + 1] = sample(logits[row : row + 1], request.sampling, request.generator)
             return self._send(parts, tokens, replayed=replayed)
         except BaseException:  # launched again, the step draws what it would have drawn
-            for source, state in zip(sources, states, strict=True):
-                source.set_state(state)
+            put_back()
             raise
 
     def _send(self, parts: Sequence[Part], tokens: torch.Tensor, *, replayed: bool) -> Flight:
