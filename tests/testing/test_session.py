@@ -109,6 +109,18 @@ def test_every_check_has_a_rule_and_needs_that_come_before_it() -> None:
         seen.add(check.name)
 
 
+def test_checks_run_in_one_order_whichever_module_was_imported_first() -> None:
+    import subprocess
+
+    ask = "from opdock.testing.check import all_checks; print(*all_checks())"
+    orders = [
+        subprocess.run([sys.executable, "-c", first + ask], capture_output=True, text=True, check=True).stdout.split()
+        for first in ("", "import opdock.testing.checks.calls, opdock.testing.checks.asking; ")
+    ]
+    assert orders[0] == orders[1]
+    assert len(orders[0]) > 30
+
+
 def test_loading_the_pytest_plugin_imports_nothing_heavy() -> None:
     import subprocess
 

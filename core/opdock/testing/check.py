@@ -85,7 +85,7 @@ def check(
 
 
 def all_checks() -> dict[str, Check]:
-    """Return every check by name, in the order in which they run."""
-    for module in MODULES:
-        import_module(f"opdock.testing.checks.{module}")
-    return _checks
+    """Return every check by name, in the order in which they run, whichever module was imported first."""
+    modules = [import_module(f"opdock.testing.checks.{module}").__name__ for module in MODULES]
+    place = {name: number for number, name in enumerate(modules)}
+    return dict(sorted(_checks.items(), key=lambda item: place.get(item[1].run.__module__, len(place))))
