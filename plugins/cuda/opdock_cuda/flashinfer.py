@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 NAME = "FLASHINFER"
 LIBRARY = Library("flashinfer", "flashinfer-python", (0, 6))
 KERNELS = "fa2"
+NO_CAPTURE = "FlashInfer plans each step on the host: replays would keep the lengths of the captured step."
 _SMALLEST_WORKSPACE = 128 << 20
 _TILE = 128  # query rows of a program, at most
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -212,7 +213,7 @@ class FlashInferImpl(LibraryImpl):
             raise UnsupportedError(
                 f"{NAME} cannot be captured in a CUDA graph.",
                 who=f"layer {self.layer.prefix}",
-                why="FlashInfer plans each step on the host: replays would keep the lengths of the captured step.",
+                why=NO_CAPTURE,
                 remedy="use CUDA_ATTN or TRITON_ATTN for what is captured.",
             )
         shape = Shape.of(self.spec, query.dtype, key_cache.shape[1])
@@ -256,6 +257,11 @@ class FlashInferBackend(LibraryBackend):
     def get_impl_cls() -> type[AttentionImpl]:
         """Return what computes."""
         return FlashInferImpl
+
+    @classmethod
+    def why_no_capture(cls) -> str | None:
+        """Return why a step cannot be captured in a graph."""
+        return NO_CAPTURE
 
     @staticmethod
     def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:

@@ -115,6 +115,11 @@ def test_a_cache_of_another_half_than_the_queries_is_a_reason(backend: type[Libr
     assert reason.startswith(f"a cache of {other} beside queries of")
 
 
+def test_only_flashinfer_says_that_its_steps_cannot_be_captured() -> None:
+    assert "plans each step on the host" in (FlashInferBackend.why_no_capture() or "")
+    assert FlashAttentionBackend.why_no_capture() is None
+
+
 def test_all_reasons_are_told_at_once() -> None:
     found = _reasons(FlashAttentionBackend, TURING, block_size=16, has_sink=True, dtype=torch.float32)
     assert len(found) == 4
