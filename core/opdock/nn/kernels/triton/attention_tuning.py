@@ -49,8 +49,8 @@ class Tuning:
         block_m: rows, which are tokens times the query heads of a key head; a power of two from 16.
         tile: positions at a time, a power of two from 16.
         warps: of a program.
-        stages: of Triton's pipeline. Where a tile spans blocks, the table's entries take half of them: of 4 or 5, one
-            or two tiles of keys are in flight.
+        stages: of Triton's pipeline. The table's entries take half of them: of 4 and 5, one and two tiles of keys and
+            of values are in flight.
         splits: parts that the positions of a request are cut into; 1 for prompts.
         span: positions of a split, a multiple of tile; 0: an equal share.
         merge: whether the last split to end merges all; else another kernel does.
