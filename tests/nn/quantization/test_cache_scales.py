@@ -61,6 +61,20 @@ def test_what_is_no_scale_is_refused_with_its_name(packed: Any, loaded: Any, num
         loaded(folder)
 
 
+@pytest.mark.parametrize(("there", "absent"), [("k", "v"), ("v", "k")])
+@pytest.mark.parametrize("names", NAMES)
+def test_a_scale_of_keys_without_one_of_values_is_refused_before_anything_is_read(
+    packed: Any, loaded: Any, names: str, there: str, absent: str
+) -> None:
+    """The other would be 1, and what it is for cut off or rounded to nothing."""
+    folder = _with_scales(packed, names, {there: torch.tensor(0.5)})
+    name = f"model.layers.0.{names.format(there)}"
+    with pytest.raises(
+        CheckpointError, match=f"2 scales of a cache without the other one:\\n  *{name} without {absent}_scale"
+    ):
+        loaded(folder)
+
+
 def test_two_scales_for_one_cache_are_the_same_number_or_refused(packed: Any, loaded: Any) -> None:
     """Which of them were taken would depend on the order in the file."""
     folder = _with_scales(packed, NAMES[0], {"k": torch.tensor(0.5), "v": torch.tensor(1.0)})

@@ -5,7 +5,7 @@ Names and shapes are compared from the files' headers alone, before anything lar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -92,10 +92,22 @@ def cache_scale(name: str, config: ModelConfig) -> Target | None:
     return None
 
 
+def _alone(names: Iterable[str], config: ModelConfig) -> list[str]:
+    """Return the scales of a cache's keys that come without those of its values, and the other way round."""
+    held = {target.param: name for name in names if (target := cache_scale(name, config)) is not None}
+    others = (("k_scale", "v_scale"), ("v_scale", "k_scale"))
+    return [
+        f"{name} without {other}"
+        for param, name in held.items()
+        for one, other in others
+        if param.endswith(f".{one}") and param.removesuffix(one) + other not in held
+    ]
+
+
 def check_header(
     plan: Mapping[str, Target], shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, source: str
 ) -> None:
-    """Raise one CheckpointError that lists every missing, unexpected and mis-shaped tensor."""
+    """Raise one CheckpointError that lists every missing, unexpected and mis-shaped tensor, and every lone scale."""
     missing = sorted(plan.keys() - shapes.keys())
     unexpected = sorted(n for n in shapes.keys() - plan.keys() if not ignorable(n, config))
     misshapen = [
@@ -107,6 +119,7 @@ def check_header(
         *listed("missing", missing),
         *listed("unexpected", unexpected),
         *listed("of another shape", misshapen),
+        *listed("scales of a cache without the other one", sorted(_alone(shapes, config))),
     ]
     if why:
         who, remedy, method = [source], DOWNLOAD, config.quant_config
