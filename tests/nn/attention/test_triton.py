@@ -133,7 +133,7 @@ def _build(
         "BLOCK_Q": 1 if single else t.block_m // 4, "TILE": t.tile, "SPLIT": single, "SPAN": 0, "SINGLE": single,
         "SKIP_SINGLE": not single, "WINDOW": 0, "SOFT_CAP": False, "ALIBI": False, "SINKS": False,
         "QUANTISED": bool(fp8), "MERGE": single, "PRECISION": "ieee", "GROUP_PAD": 4, "CHUNK": 16,
-        "PEEL": t.peel and not features.get("WINDOW"), "DEPENDENT": target[0] == "cuda" and int(target[1]) >= 90,
+        "DEPENDENT": target[0] == "cuda" and int(target[1]) >= 90,
         **features,
     }  # fmt: skip
     names = attend_paged.arg_names

@@ -184,7 +184,7 @@ def attention(*, single: bool, head: int = 128, dtype: str = "bf16", quantised: 
         "BLOCK_Q": 1 if single else tuning.block_m // 4, "TILE": tuning.tile, "SPLIT": single, "SPAN": 0,
         "SINGLE": single, "SKIP_SINGLE": not single, "WINDOW": 0, "SOFT_CAP": False, "ALIBI": False, "SINKS": False,
         "QUANTISED": quantised, "MERGE": single, "PRECISION": "ieee", "GROUP_PAD": 4,
-        "CHUNK": max(2, min(16, 8192 // (4 * head))), "PEEL": tuning.peel,
+        "CHUNK": max(2, min(16, 8192 // (4 * head))),
         "DEPENDENT": False,
     }  # fmt: skip
     name = f"attention, {'decoded tokens' if single else 'prompts'}, heads of {head}"

@@ -154,15 +154,15 @@ def attend_paged(
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SPAN: tl.constexpr,
     SINGLE: tl.constexpr, SKIP_SINGLE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr, MERGE: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr, PEEL: tl.constexpr, DEPENDENT: tl.constexpr,
+    GROUP_PAD: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attend BLOCK_Q tokens of one request, for the heads of one key head, to one split of its positions.
 
     Grid: SINGLE: (key heads, requests, splits), for requests of one token; the others are left alone. Otherwise
     (blocks of queries, key heads, 1), and SKIP_SINGLE leaves requests of one token alone. Prompts without a prefix of
     ``elsewhere`` tokens and more are left alone too: another kernel has them.
-    SPAN: positions of a split, 0: an equal share. MERGE: the last split to end merges all. PEEL: tiles
-    without a mask have a loop of their own. DEPENDENT: see ``wait_ahead``.
+    SPAN: positions of a split, 0: an equal share. MERGE: the last split to end merges all. DEPENDENT: see
+    ``wait_ahead``.
     """
     wait_ahead(DEPENDENT)
     behind = tl.load(starts_ptr + requests)  # here, so that all that is not known at first is waited for once
@@ -242,7 +242,7 @@ def attend_paged(
     table_ptr += request.to(tl.int64) * table_stride
     key_head, value_head = kv_head * key_head_stride, kv_head * value_head_stride
     full = low
-    if PEEL:  # tiles that every row sees whole
+    if not SINGLE and WINDOW == 0:  # tiles that every row sees whole; a single token gains nothing by it
         full = low + (tl.maximum(tl.minimum(high, first + 1) - low, 0) // TILE) * TILE
         acc, top, total = attend_tiles(
             acc, top, total, q, low, full, end, query_positions, key_ptr, value_ptr, table_ptr, key_head, value_head,

@@ -50,13 +50,6 @@ def memory_of(index: int) -> int:
     return int(found)
 
 
-def _options(tuning: Tuning, index: int) -> dict[str, Any]:
-    """Return what a launch on the GPU of that index is told beside its arguments."""
-    found: dict[str, Any] = {"num_warps": tuning.warps, "num_stages": tuning.stages}
-    dependent = tuning.dependent and can_depend(index)
-    return found | {"DEPENDENT": dependent} | ({"launch_pdl": True} if dependent else {})
-
-
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -134,7 +127,7 @@ def paged_attention(
         attend_paged[(blocks, spec.num_kv_heads, 1)](
             *tensors, None, None, None, *numbers, 1, elsewhere, *strides, **common, BLOCK_M=t.block_m, BLOCK_Q=block_q,
             TILE=t.tile, SPLIT=False, SPAN=0, SINGLE=False, SKIP_SINGLE=True, MERGE=False,
-            CHUNK=2, PEEL=t.peel and not spec.sliding_window, **_options(t, index),
+            CHUNK=2, DEPENDENT=False, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         if metadata.query_lens is not None and 1 not in metadata.query_lens:
             return
@@ -155,12 +148,13 @@ def paged_attention(
     common |= {
         "BLOCK_M": t.block_m, "BLOCK_Q": 1, "TILE": t.tile, "SPLIT": t.splits > 1, "SPAN": t.span, "SINGLE": True,
         "SKIP_SINGLE": False, "MERGE": t.merge,
-        "PEEL": t.peel and not spec.sliding_window,
         "CHUNK": max(2, min(16, MERGED_ELEMENTS * min(2, t.warps) // (common["GROUP_PAD"] * head_pad))),
+        "DEPENDENT": can_depend(index),
     }  # fmt: skip
-    options = _options(t, index)
-    common["DEPENDENT"] = options.pop("DEPENDENT")
-    made = attend_paged[grid](*tensors, partial, lse, counter, *behind, **common, **options)
+    early = {"launch_pdl": True} if common["DEPENDENT"] else {}
+    made = attend_paged[grid](
+        *tensors, partial, lse, counter, *behind, **common, num_warps=t.warps, num_stages=t.stages, **early
+    )
     if kept is not None and (t.merge or t.splits == 1):
         again = relaunch.again_of(attend_paged, made, index)
         constants = relaunch.tail_of(attend_paged, len(tensors) + 3 + len(behind), common)

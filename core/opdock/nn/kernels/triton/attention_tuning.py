@@ -54,8 +54,6 @@ class Tuning:
         splits: parts that the positions of a request are cut into; 1 for prompts.
         span: positions of a split, a multiple of tile; 0: an equal share.
         merge: whether the last split to end merges all; else another kernel does.
-        dependent: whether the kernel is started before the one ahead of it on its stream has ended, where the GPU can.
-        peel: whether tiles that every row sees whole have a loop of their own, which has no mask.
     """
 
     block_m: int
@@ -65,8 +63,6 @@ class Tuning:
     splits: int = 1
     span: int = 0
     merge: bool = True
-    dependent: bool = False
-    peel: bool = True
 
 
 def tuning_for_single(
@@ -95,9 +91,9 @@ def tuning_for_single(
     if block_m == 16 and itemsize <= 2 and memory > SMALL_MEMORY and not spec.batch_invariant:
         found = _measured(spec.head_size, pairs, longest, units, memory)
         if found is not None:
-            return replace(found, dependent=True, peel=False)
+            return found
     tile = 64 if spec.head_size <= 128 else 32
-    found = Tuning(block_m, tile, 2, _stages(4, tile, spec.head_size, itemsize), dependent=True, peel=False)
+    found = Tuning(block_m, tile, 2, _stages(4, tile, spec.head_size, itemsize))
     if spec.batch_invariant:
         found = replace(found, splits=max(1, triton.cdiv(max_seq_len, INVARIANT_SPAN)), span=INVARIANT_SPAN)
     else:  # four programs fit on a multiprocessor; more only have more to merge
