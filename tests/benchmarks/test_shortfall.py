@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "shortfall.py"
-
 
 @pytest.fixture(scope="module")
-def shortfall() -> Any:
-    """Load the script, which is no package's."""
-    spec = importlib.util.spec_from_file_location("opdock_benchmarks_shortfall", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def shortfall(script: Callable[[str], Any]) -> Any:
+    return script("shortfall")
 
 
 def test_nothing_is_said_of_a_limit_that_is_reached(shortfall: Any) -> None:

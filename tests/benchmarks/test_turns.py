@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "turns.py"
-
 
 @pytest.fixture(scope="module")
-def turns() -> Any:
-    """Load the script, which is no package's."""
-    spec = importlib.util.spec_from_file_location("opdock_benchmarks_turns", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def turns(script: Callable[[str], Any]) -> Any:
+    return script("turns")
 
 
 @pytest.mark.parametrize("sides", [2, 3, 5])

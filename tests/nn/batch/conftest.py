@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +61,21 @@ def batch_logits(model: Any, prompts: Sequence[Sequence[int]], *, count: int = 3
     return [torch.stack(found[request]) for request in sorted(found)]
 
 
+def _run_again(batch: Batch, prompts: Sequence[list[int]], **options: Any) -> tuple[list[list[int | None]], int]:
+    """Return the tokens of prompts, with each step that is short of memory run again, and how many were."""
+    made: dict[int, list[int | None]] = {batch.add(p, **options): [] for p in prompts}
+    failures = 0
+    while batch.running:
+        try:
+            outputs = batch.step()
+        except MemoryError:
+            failures += 1
+            continue
+        for output in outputs:
+            made[output.request].append(output.token)
+    return list(made.values()), failures
+
+
 def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     """Return whether all bits are equal."""
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
@@ -78,3 +93,9 @@ def invariant() -> SimpleNamespace:
         logits=batch_logits,
         same=same,
     )
+
+
+@pytest.fixture
+def run_again() -> Callable[..., tuple[list[list[int | None]], int]]:
+    """Return what runs prompts in a batch, and a step that is short of memory again."""
+    return _run_again

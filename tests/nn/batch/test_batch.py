@@ -205,7 +205,7 @@ def test_a_model_serves_one_batch_at_a_time(loaded: LoadedModel) -> None:
     Batch(loaded.model, max_requests=1, max_len=32).close()
 
 
-def test_a_step_that_fails_can_be_run_again(loaded: LoadedModel) -> None:
+def test_a_step_that_fails_can_be_run_again(loaded: LoadedModel, run_again: Callable[..., Any]) -> None:
     """Memory may be short once: no request loses a token."""
     prompts = prompts_of([5, 20])
     failing = [3, 6]
@@ -216,23 +216,15 @@ def test_a_step_that_fails_can_be_run_again(loaded: LoadedModel) -> None:
             raise MemoryError
 
     handle = loaded.model.model.layers[1].register_forward_pre_hook(fail)
-    made: dict[int, list[int | None]] = {}
     with Batch(loaded.model, max_requests=2, max_len=64, max_step_tokens=8) as batch:
-        made |= {batch.add(p, max_tokens=COUNT): [] for p in prompts}
-        while batch.running:
-            try:
-                outputs = batch.step()
-            except MemoryError:
-                continue
-            for output in outputs:
-                made[output.request].append(output.token)
+        made, failures = run_again(batch, prompts, max_tokens=COUNT)
     handle.remove()
-    assert list(made.values()) == [alone(loaded, p) for p in prompts]
+    assert failures == 2 and made == [alone(loaded, p) for p in prompts]
 
 
 @pytest.mark.parametrize("where", ["compute_logits", "sample"])
 def test_a_step_that_fails_behind_the_layers_can_be_run_again(
-    loaded: LoadedModel, where: str, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, where: str, run_again: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In prompts and in decodes; what was drawn before the failure is drawn again."""
     prompts, drawn = prompts_of([5, 20, 3]), SamplingParams(temperature=0.9, top_k=40, seed=4)
@@ -247,19 +239,9 @@ def test_a_step_that_fails_behind_the_layers_can_be_run_again(
         return original(*args)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(holder, where, sometimes)
-    made: dict[int, list[int | None]] = {}
-    failures = 0
     with Batch(loaded.model, max_requests=3, max_len=64, max_step_tokens=9) as batch:
-        made |= {batch.add(p, drawn, max_tokens=COUNT): [] for p in prompts}
-        while batch.running:
-            try:
-                outputs = batch.step()
-            except MemoryError:
-                failures += 1
-                continue
-            for output in outputs:
-                made[output.request].append(output.token)
-    assert failures == 4 and list(made.values()) == expected
+        made, failures = run_again(batch, prompts, sampling=drawn, max_tokens=COUNT)
+    assert failures == 4 and made == expected
 
 
 def test_a_request_whose_logits_are_nan_is_named_and_the_others_go_on(

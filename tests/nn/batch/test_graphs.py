@@ -99,7 +99,9 @@ def test_joins_stops_and_removals_between_replays(loaded: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("where", ["replay", "sample"])
-def test_a_replay_that_fails_can_be_run_again(loaded: LoadedModel, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_fails_can_be_run_again(
+    loaded: LoadedModel, where: str, run_again: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also one that was launched ahead, while the tokens of the step before it are not read yet."""
     chance = random.Random(2)
     prompts = [[chance.randrange(3, 320) for _ in range(n)] for n in (4, 17, 9)]
@@ -116,19 +118,9 @@ def test_a_replay_that_fails_can_be_run_again(loaded: LoadedModel, where: str, m
         return made
 
     monkeypatch.setattr(holder, where, sometimes)
-    made: dict[int, list[int | None]] = {}
-    failures = 0
     with Batch(loaded.model, max_requests=3, max_len=48, block_size=4, graphs=True, capture=Rerun()) as batch:
-        made |= {batch.add(p, sampling, max_tokens=12): [] for p in prompts}
-        while batch.running:
-            try:
-                outputs = batch.step()
-            except MemoryError:
-                failures += 1
-                continue
-            for output in outputs:
-                made[output.request].append(output.token)
-    assert failures == 4 and list(made.values()) == expected
+        made, failures = run_again(batch, prompts, sampling=sampling, max_tokens=12)
+    assert failures == 4 and made == expected
 
 
 def test_drawn_tokens_are_the_next_input(loaded: LoadedModel) -> None:

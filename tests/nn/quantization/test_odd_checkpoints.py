@@ -95,6 +95,22 @@ def test_one_scale_may_have_dimensions_of_one(
     assert _error(logits(loaded(folder)), logits(reference)) < NEAR
 
 
+def _eight_bits(kind: str) -> dict[str, Any]:
+    """Describe 8-bit weights with a scale for each output, and rows with one each, as compressed-tensors does."""
+    args = {"num_bits": 8, "type": kind, "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**args, "strategy": "channel"},
+        "input_activations": {**args, "strategy": "token", "dynamic": True},
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+
+
 @pytest.mark.parametrize("column", [True, False])
 def test_a_scale_for_each_output_may_be_a_column_or_not(packed: Any, loaded: Any, logits: Any, *, column: bool) -> None:
     def quantise(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -102,19 +118,7 @@ def test_a_scale_for_each_output_may_be_a_column_or_not(packed: Any, loaded: Any
         q, floats = _float8(weight, scale)
         return {"weight": q, "weight_scale": scale if column else scale.view(-1)}, floats
 
-    args = {"num_bits": 8, "type": "float", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": {**args, "strategy": "channel"},
-        "input_activations": {**args, "strategy": "token", "dynamic": True},
-    }
-    described = {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": group},
-    }
-    folder, reference = packed(quantise, described)
+    folder, reference = packed(quantise, _eight_bits("float"))
     _round_inputs(reference)
     assert _error(logits(loaded(folder)), logits(reference)) < NEAR
 
@@ -162,19 +166,7 @@ def test_zero_points_in_a_symmetric_checkpoint_are_zero_or_refused(
         stored = {"weight": codes.to(torch.int8), "weight_scale": scale, name: torch.zeros(1, dtype=torch.int8)}
         return stored, codes * scale
 
-    args = {"num_bits": 8, "type": "int", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": {**args, "strategy": "channel"},
-        "input_activations": {**args, "strategy": "token", "dynamic": True},
-    }
-    described = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": group},
-    }
-    folder, _ = packed(quantise, described)
+    folder, _ = packed(quantise, _eight_bits("int"))
     assert logits(loaded(folder)).isfinite().all()
     _edit(folder, lambda t: t[f"model.layers.0.mlp.up_proj.{name}"].fill_(3))
     with pytest.raises(CheckpointError, match=rf"zero points[\s\S]*layer model.layers.0.mlp.up_proj[\s\S]*{name}"):
