@@ -367,7 +367,7 @@ class IrOp(Tolerances, InputGenerator):
 
     def say_variant(self, impl: IrOpImpl) -> None:
         """Warn once of an implementation that runs, and breaks what ``VLLM_BATCH_INVARIANT=1`` asks for."""
-        if env.batch_invariant() and not impl.batch_invariant and self._first_time("variant"):
+        if not impl.batch_invariant and env.batch_invariant() and self._first_time("variant"):
             logger.warning(
                 "Op %s: VLLM_BATCH_INVARIANT=1, but %s, which is last in the priority, does not declare "
                 "batch_invariant: results may depend on the batch.",
